@@ -1,0 +1,1 @@
+"""Lucius: a durable control plane for document-AI pipelines."""

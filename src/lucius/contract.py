@@ -1,0 +1,262 @@
+"""The message contract between Lucius and the world: directives, callbacks, commands, and what the API answers.
+
+`jobId` and `stepId` are in camel case and all else in snake case, on the wire and therefore here. Fields are only
+ever added. Imports nothing of Lucius, so that a platform service can depend on it alone.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+Identifier = Annotated[str, Meta(min_length=1, max_length=256)]
+PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Timestamp = str  # RFC 3339, UTC, milliseconds
+
+
+class Error(Struct, frozen=True, omit_defaults=True):
+    code: Annotated[str, Meta(min_length=1, max_length=128)]
+    message: Annotated[str, Meta(max_length=8192)] = ""
+
+
+class StepInput(Struct, frozen=True):
+    """What an earlier step left behind."""
+
+    result: Any = None
+    artifact_refs: list[str] = field(default_factory=list)
+
+
+class CallbackUrls(Struct, frozen=True, omit_defaults=True):
+    ack: str
+    result: str
+    heartbeat: str
+
+
+class Directive(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Asks a service for one attempt at one step."""
+
+    message_id: str
+    jobId: str
+    stepId: str
+    tenant_id: str
+    protocol_id: str
+    protocol_version: int
+    request_type: str
+    step_type: str
+    kind: str
+    service: str
+    attempt_no: int
+    lease_id: str
+    lease_seconds: float
+    ack_deadline: Timestamp
+    idempotency_key: str
+    lane: int
+    mode: str
+    routing_key_used: str
+    input_ref: str
+    workspace_ref: str
+    output_ref: str
+    payload: dict[str, Any]
+    callback_urls: CallbackUrls
+    callback_token: str
+    correlation_id: str
+    last_step: bool
+    inputs: dict[str, StepInput] = field(default_factory=dict)
+    doc_id: str | None = None
+    traceparent: str | None = None
+    timeout_ms: int | None = None
+
+
+class AckCallback(Struct, kw_only=True):
+    jobId: Identifier
+    stepId: Identifier
+    tenant_id: Identifier
+    attempt_no: PositiveInt
+    lease_id: Identifier
+
+
+class HeartbeatCallback(AckCallback, kw_only=True):
+    progress: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+
+class ResultCallback(AckCallback, kw_only=True):
+    status: Literal["SUCCEEDED", "FAILED", "FAILED_RETRY", "FAILED_FINAL"]
+    result: Any = None
+    artifact_refs: Annotated[list[Annotated[str, Meta(max_length=4096)]], Meta(max_length=1000)] | None = None
+    failure_class: Annotated[str, Meta(max_length=64)] | None = None
+    error: Error | None = None
+    retry_after_seconds: Annotated[float, Meta(ge=0, le=86_400)] | None = None
+
+
+class CallbackAnswer(Struct, frozen=True, kw_only=True):
+    disposition: Literal["APPLIED", "DUPLICATE", "LATE", "STALE"]
+    lease_expires_at: Timestamp | None = None
+    cancel_requested: bool = False
+
+
+class PullRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    max: Annotated[int, Meta(ge=1, le=500)] = 1
+    wait_seconds: Annotated[float, Meta(ge=0, le=60)] = 0
+    lanes: Annotated[list[Annotated[int, Meta(ge=0, le=15)]], Meta(min_length=1, max_length=16)] | None = None
+
+
+class PullAnswer(Struct, frozen=True):
+    directives: list[Directive]
+
+
+class Target(Struct, frozen=True, forbid_unknown_fields=True):
+    type: Identifier
+    id: Identifier
+
+
+class ClientCallbackUrls(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    ack: Annotated[str, Meta(max_length=2048)] | None = None
+    result: Annotated[str, Meta(max_length=2048)] | None = None
+    job: Annotated[str, Meta(max_length=2048)] | None = None
+
+
+class CommandEnvelope(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Envelope v1: what a client submits. A null member counts as absent."""
+
+    tenant_id: Annotated[str, Meta(min_length=1, max_length=256)]
+    request_type: Annotated[str, Meta(min_length=1, max_length=128)]
+    input_ref: Annotated[str, Meta(min_length=1, max_length=4096)]
+    output_ref: Annotated[str, Meta(min_length=1, max_length=4096)]
+    payload: dict[str, Any]
+    schema_version: Literal["v1"]
+    mode: Literal["DEFAULT", "SAFE", "BURST"] | None = None
+    idempotency_key: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    doc_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    callback_urls: ClientCallbackUrls | None = None
+    correlation_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    traceparent: Annotated[str, Meta(max_length=256)] | None = None
+    target: Target | None = None
+    protocol_version: PositiveInt | None = None
+
+
+class Accepted(Struct, frozen=True, kw_only=True):
+    jobId: str
+    status: str
+    duplicate: bool
+
+
+class BlockedOn(Struct, frozen=True, kw_only=True):
+    reason: str
+    message: str
+    since: Timestamp
+    until: Timestamp | None = None
+
+
+class AttemptView(Struct, frozen=True, kw_only=True):
+    stepId: str
+    attempt_no: int
+    lease_id: str
+    run_no: int
+    outcome: str | None
+    created_at: Timestamp
+    handed_over_at: Timestamp | None
+    ack_deadline: Timestamp | None
+    acked_at: Timestamp | None
+    lease_expires_at: Timestamp | None
+    ended_at: Timestamp | None
+    progress: float | None
+    failure_class: str | None
+    error: Error | None
+    idempotency_key: str
+    lane: int
+    routing_key_used: str
+    resolved_mode: str
+    decision_source: str
+    decision_reason: str
+    quarantined: StepInput | None = None
+
+
+class StepView(Struct, frozen=True, kw_only=True):
+    stepId: str
+    index: int
+    kind: str
+    step_type: str
+    service: str
+    status: str
+    attempt_no: int
+    lease_id: str | None
+    lane: int
+    routing_key_used: str
+    resolved_mode: str
+    decision_source: str
+    decision_reason: str
+    workspace_ref: str
+    idempotency_key: str
+    progress: float | None = None
+    result: Any = None
+    artifact_refs: list[str] = field(default_factory=list)
+    last_error: Error | None = None
+    ack_deadline: Timestamp | None = None
+    lease_expires_at: Timestamp | None = None
+    retry_at: Timestamp | None = None
+    created_at: Timestamp | None = None
+    updated_at: Timestamp | None = None
+    completed_at: Timestamp | None = None
+
+
+class StepWithAttempts(StepView, frozen=True, kw_only=True):
+    attempts: list[AttemptView]
+
+
+class JobSummary(Struct, frozen=True, kw_only=True):
+    jobId: str
+    tenant_id: str
+    request_type: str
+    protocol_id: str
+    protocol_version: int
+    status: str
+    run_no: int
+    current_step_id: str | None
+    mode: str
+    blocked_on: BlockedOn | None
+    created_at: Timestamp
+    updated_at: Timestamp
+    completed_at: Timestamp | None
+    error: Error | None
+    correlation_id: str
+
+
+class JobView(JobSummary, frozen=True, kw_only=True):
+    steps: list[StepView]
+    input_ref: str
+    output_ref: str
+    workspace_ref: str
+    doc_id: str | None
+    idempotency_key: str | None
+    attempts_total: int
+    traceparent: str | None
+    target: Target | None
+
+
+class EventView(Struct, frozen=True, kw_only=True):
+    jobId: str
+    seq: int
+    type: str
+    at: Timestamp
+    stepId: str | None
+    attempt_no: int | None
+    data: dict[str, Any]
+
+
+class Fault(Struct, frozen=True):
+    """One thing wrong with a request; `pointer` is a JSON Pointer into its body."""
+
+    pointer: str
+    message: str
+
+
+class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """RFC 9457. `code` is stable and listed in the docs; `title` and `detail` are for people."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str = ""
+    errors: list[Fault] = field(default_factory=list)
+    jobId: str | None = None
+    disposition: str | None = None

@@ -1,0 +1,100 @@
+"""What `decide` answers: the next value of everything that changed, and what the caller is told."""
+
+from collections.abc import Callable
+
+from msgspec import Struct, field
+
+from lucius.core.inputs import Cap
+from lucius.core.model import (
+    Attempt,
+    Disposition,
+    Event,
+    Instant,
+    Job,
+    Millis,
+    OutboxRow,
+    Quarantined,
+    Step,
+)
+from lucius.core.protocol import Protocol
+
+
+class Defaults(Struct, frozen=True, kw_only=True):
+    """The deployment's defaults for what a protocol leaves open."""
+
+    ack_timeout_ms: Millis = 30_000
+    lease_ms: Millis = 900_000
+    max_attempts: int = 3
+    backoff_scale: float = 1.0
+    topic_layout: str = "shared"
+
+
+class Env(Struct, frozen=True):
+    """What a decision must be given: deployment defaults, fresh ids, and jitter in [0, 1)."""
+
+    new_id: Callable[[], str]
+    jitter: Callable[[], float]
+    defaults: Defaults = Defaults()
+
+
+class JobView(Struct, frozen=True):
+    """A job's head, its pinned protocol, and the steps that a decision may touch."""
+
+    job: Job
+    protocol: Protocol
+    steps: dict[str, Step]
+
+
+class Applied(Struct, frozen=True):
+    """The input changed the job."""
+
+
+class Ignored(Struct, frozen=True):
+    """The input says nothing new in this state."""
+
+    why: str
+
+
+class Refused(Struct, frozen=True):
+    """The input is not allowed in this state; nothing changes."""
+
+    code: str
+    message: str
+
+
+class CallbackReply(Struct, frozen=True):
+    disposition: Disposition
+    lease_expires_at: Instant | None = None
+    cancel_requested: bool = False
+
+
+Reply = Applied | Ignored | Refused | CallbackReply
+
+
+class EndedAttempt(Struct, frozen=True):
+    """An attempt that will never change again, for the history."""
+
+    step_id: str
+    attempt: Attempt
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """The next value of what changed. `job.version` is one more than the version it was decided on."""
+
+    job: Job
+    reply: Reply
+    protocol: Protocol
+    creates: bool = False
+    steps: tuple[Step, ...] = ()
+    attempts: tuple[EndedAttempt, ...] = ()
+    outbox: tuple[OutboxRow, ...] = ()
+    events: tuple[Event, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
+    counters: dict[str, int] = field(default_factory=dict)
+    caps: tuple[Cap, ...] = ()
+    changes: bool = True
+
+    @property
+    def expected_version(self) -> int:
+        """The version the ledger must still hold; 0 for a job that does not exist yet."""
+        return self.job.version - 1

@@ -1,0 +1,119 @@
+"""Everything that can happen to a job. Each is a value; `decide` has one clause for each."""
+
+from typing import Any
+
+from msgspec import Struct, field
+
+from lucius.core.model import Command, ErrorInfo, FailureClass, Instant, Routing
+from lucius.core.protocol import Protocol
+
+
+class Cap(Struct, frozen=True):
+    """A limit on a counter, checked in the same commit that moves the counter."""
+
+    counter: str
+    limit: int
+
+
+class Submit(Struct, frozen=True, kw_only=True):
+    """A validated command. Creates the job QUEUED; `Start` takes it from there."""
+
+    job_id: str
+    command: Command
+    protocol: Protocol
+    routing: Routing
+    caps: tuple[Cap, ...] = ()
+
+
+class Start(Struct, frozen=True):
+    """An engine takes a QUEUED job."""
+
+
+class HandOverStarted(Struct, frozen=True):
+    """A relay is about to publish this attempt: from here on it may have left us."""
+
+    step_id: str
+    attempt_no: int
+    lease_id: str
+
+
+class HandedOver(Struct, frozen=True):
+    step_id: str
+    attempt_no: int
+    lease_id: str
+    caps: tuple[Cap, ...] = ()
+
+
+class HandOverFailed(Struct, frozen=True):
+    """The bus refused this very message. A bus that is down is not this: it stops the relay and burns nothing."""
+
+    step_id: str
+    attempt_no: int
+    lease_id: str
+    error: ErrorInfo
+
+
+class Callback(Struct, frozen=True, kw_only=True):
+    step_id: str
+    attempt_no: int
+    lease_id: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Ack(Callback, frozen=True, kw_only=True):
+    pass
+
+
+class Heartbeat(Callback, frozen=True, kw_only=True):
+    progress: float | None = None
+
+
+class Succeeded(Callback, frozen=True, kw_only=True):
+    result: Any = None
+    artifact_refs: list[str] = field(default_factory=list)
+
+
+class Failed(Callback, frozen=True, kw_only=True):
+    failure_class: FailureClass
+    error: ErrorInfo
+    retry_after_ms: int | None = None
+
+
+class DeadlinePassed(Struct, frozen=True):
+    """Look at the job's clocks. `resumed_at` is when the engine last came back from not ticking."""
+
+    resumed_at: Instant = 0
+
+
+class Cancel(Struct, frozen=True):
+    by: str
+    reason: str = ""
+
+
+class RetryHandOver(Struct, frozen=True):
+    """An operator wants steps that wait after a failed hand-over to be tried now."""
+
+    by: str
+
+
+class Repair(Struct, frozen=True):
+    """The ledger has a DISPATCHING step without an outbox row, or a live job without a clock."""
+
+    missing_rows: tuple[str, ...] = ()
+
+
+Input = (
+    Submit
+    | Start
+    | HandOverStarted
+    | HandedOver
+    | HandOverFailed
+    | Ack
+    | Heartbeat
+    | Succeeded
+    | Failed
+    | DeadlinePassed
+    | Cancel
+    | RetryHandOver
+    | Repair
+)

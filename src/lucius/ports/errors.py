@@ -1,0 +1,84 @@
+"""What an adapter may answer beside success.
+
+LuciusError
+├── LedgerError
+│   ├── VersionConflict      the job moved since it was read: read again and decide anew
+│   ├── AlreadyAccepted      the tenant's idempotency key is taken: names the job that holds it
+│   ├── LimitReached         a counter is at its cap: names the counter
+│   ├── LedgerFull           no space left: nothing of this commit was kept
+│   ├── LedgerBusy           another process holds the ledger for writing
+│   ├── LedgerTooNew         written by a newer Lucius
+│   └── LedgerCorrupt        the file is not a ledger, or is damaged
+├── BusError
+│   ├── BusDown              no connection: stop, burn nothing, try again later
+│   ├── MessageRefused       the bus refused this very message
+│   └── OutcomeUnknown       it may have left us: counts as handed over
+└── ProtocolError            a protocol or config file is wrong: file, line, reason
+"""
+
+
+class LuciusError(Exception):
+    """Base of every error that Lucius raises on purpose."""
+
+
+class LedgerError(LuciusError):
+    pass
+
+
+class VersionConflict(LedgerError):
+    pass
+
+
+class AlreadyAccepted(LedgerError):
+    def __init__(self, job_id: str, idempotency_hash: str) -> None:
+        super().__init__(f"accepted already as job {job_id}")
+        self.job_id = job_id
+        self.idempotency_hash = idempotency_hash
+
+
+class LimitReached(LedgerError):
+    def __init__(self, counter: str, limit: int) -> None:
+        super().__init__(f"{counter} is at its limit of {limit}")
+        self.counter = counter
+        self.limit = limit
+
+
+class LedgerFull(LedgerError):
+    pass
+
+
+class LedgerBusy(LedgerError):
+    pass
+
+
+class LedgerTooNew(LedgerError):
+    pass
+
+
+class LedgerCorrupt(LedgerError):
+    pass
+
+
+class BusError(LuciusError):
+    pass
+
+
+class BusDown(BusError):
+    pass
+
+
+class MessageRefused(BusError):
+    pass
+
+
+class OutcomeUnknown(BusError):
+    pass
+
+
+class ProtocolError(LuciusError):
+    def __init__(self, reason: str, *, file: str = "", line: int | None = None) -> None:
+        where = f"{file}:{line}: " if line else (f"{file}: " if file else "")
+        super().__init__(where + reason)
+        self.reason = reason
+        self.file = file
+        self.line = line

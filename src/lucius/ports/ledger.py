@@ -1,0 +1,105 @@
+"""Where jobs live. A Ledger changes them, one guarded commit at a time; a Reader only looks."""
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from lucius.core.decision import Decision, EndedAttempt, JobView
+from lucius.core.model import BlockedReason, Event, Instant, Job, JobStatus, OutboxRow, Quarantined
+
+
+class IdempotencyRow(Struct, frozen=True):
+    job_id: str
+    idempotency_hash: str
+
+
+class PendingQuery(Struct, frozen=True, kw_only=True):
+    """Which PENDING outbox rows are wanted, oldest first. None means any."""
+
+    limit: int
+    now: Instant
+    service: str | None = None
+    lanes: frozenset[int] | None = None
+    claimed: bool = False
+
+
+class Drift(Struct, frozen=True):
+    """A live job that nothing will ever look at again, unless repaired."""
+
+    job_id: str
+    missing_rows: tuple[str, ...] = ()
+
+
+class Ledger(Protocol):
+    """The one place where jobs change."""
+
+    async def commit(self, decision: Decision) -> None:
+        """Make a decision durable, all of it or nothing.
+
+        Raises VersionConflict, AlreadyAccepted, LimitReached or LedgerFull; none of these ever fails another
+        caller's commit.
+        """
+
+    async def load(self, job_id: str, step_id: str | None = None) -> JobView | None:
+        """The job's head with its active steps and, if it has started, the named step."""
+
+    async def accepted(self, tenant_id: str, key: str) -> IdempotencyRow | None:
+        """The job that holds a tenant's idempotency key."""
+
+    async def due(self, now: Instant, limit: int) -> list[str]:
+        """Live jobs whose `due_at` has come, the most overdue first."""
+
+    async def pending(self, query: PendingQuery) -> list[OutboxRow]:
+        """PENDING outbox rows whose `next_attempt_at` has come: the unclaimed ones, or those claimed."""
+
+    async def drifted(self, limit: int) -> list[Drift]:
+        """Live jobs with neither a clock nor a PENDING row, and DISPATCHING steps without a row."""
+
+    async def close(self) -> None:
+        """Finish what is being committed and let go of the store."""
+
+
+class JobFilter(Struct, frozen=True, kw_only=True):
+    tenants: frozenset[str] | None = None
+    status: JobStatus | None = None
+    request_type: str | None = None
+    blocked_on: BlockedReason | None = None
+    blocked_services: frozenset[str] | None = None
+    created_after: Instant | None = None
+
+
+class JobPage(Struct, frozen=True):
+    jobs: list[Job]
+    next_cursor: str | None
+
+
+class Backlog(Struct, frozen=True):
+    """PENDING outbox rows by service, and when the oldest was written."""
+
+    pending: dict[str, int]
+    oldest_at: Instant | None
+
+
+class Reader(Protocol):
+    """Lists, history and counts, for API, console and metrics. Never changes anything."""
+
+    async def job(self, job_id: str) -> JobView | None:
+        """The job with every step that has started."""
+
+    async def jobs(self, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
+        """Newest first. Raises ValueError for a cursor that this reader did not give out."""
+
+    async def attempts(self, job_id: str) -> list[EndedAttempt]:
+        """Ended attempts, oldest first."""
+
+    async def quarantined(self, job_id: str) -> list[Quarantined]:
+        """Successes of fenced attempts."""
+
+    async def events(self, job_id: str, after: int, limit: int) -> list[Event]:
+        """Events with a sequence number above `after`, in order."""
+
+    async def counters(self) -> dict[str, int]:
+        """Jobs in flight by scope and un-ACKed directives by service, as counted by the commits."""
+
+    async def backlog(self) -> Backlog:
+        """How much waits in the outbox, and since when."""
