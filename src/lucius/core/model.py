@@ -44,9 +44,7 @@ class StepStatus(StrEnum):
     SKIPPED = "SKIPPED"
 
 
-TERMINAL_STEP = frozenset(
-    {StepStatus.SUCCEEDED, StepStatus.FAILED_FINAL, StepStatus.CANCELLED, StepStatus.SKIPPED}
-)
+TERMINAL_STEP = frozenset({StepStatus.SUCCEEDED, StepStatus.FAILED_FINAL, StepStatus.CANCELLED, StepStatus.SKIPPED})
 WITH_SERVICE = frozenset({StepStatus.INITIATED, StepStatus.PROCESSING})
 
 
