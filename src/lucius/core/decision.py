@@ -79,10 +79,13 @@ class EndedAttempt(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """The next value of what changed. `job.version` is one more than the version it was decided on."""
+    """The next value of what changed, and one reply for each input.
+
+    `job.version` is one more than the version it was decided on. Without `changes` there is nothing to commit.
+    """
 
     job: Job
-    reply: Reply
+    replies: tuple[Reply, ...]
     protocol: Protocol
     creates: bool = False
     steps: tuple[Step, ...] = ()
@@ -93,6 +96,11 @@ class Decision(Struct, frozen=True, kw_only=True):
     counters: dict[str, int] = field(default_factory=dict)
     caps: tuple[Cap, ...] = ()
     changes: bool = True
+
+    @property
+    def reply(self) -> Reply:
+        """What the last input's sender is told."""
+        return self.replies[-1]
 
     @property
     def expected_version(self) -> int:

@@ -35,6 +35,7 @@ class HandOverStarted(Struct, frozen=True):
     step_id: str
     attempt_no: int
     lease_id: str
+    caps: tuple[Cap, ...] = ()
 
 
 class HandedOver(Struct, frozen=True):

@@ -1,0 +1,199 @@
+"""`decide`: every rule about states, as one pure function with a clause for each input."""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from lucius.core import callbacks, deadlines, tasks
+from lucius.core.decision import Applied, Decision, Env, Ignored, JobView, Refused, Reply
+from lucius.core.draft import Draft, counted, unacked_counter
+from lucius.core.inputs import (
+    Ack,
+    Cancel,
+    DeadlinePassed,
+    Failed,
+    HandedOver,
+    HandOverFailed,
+    HandOverStarted,
+    Heartbeat,
+    Input,
+    Repair,
+    RetryHandOver,
+    Start,
+    Submit,
+    Succeeded,
+)
+from lucius.core.model import (
+    WITH_SERVICE,
+    AttemptOutcome,
+    CancelRequest,
+    Instant,
+    Job,
+    JobStatus,
+    Step,
+    StepStatus,
+)
+from lucius.core.protocol import digest
+
+__all__ = ["counted", "decide", "decide_all", "unacked_counter"]
+
+
+def decide(view: JobView | None, happened: Input, now: Instant, env: Env) -> Decision:
+    """What becomes of a job when this happens. `view` is None only for a Submit."""
+    return decide_all(view, (happened,), now, env)
+
+
+def decide_all(view: JobView | None, inputs: Sequence[Input], now: Instant, env: Env) -> Decision:
+    """Several inputs at one instant, folded into one decision and hence one commit."""
+    draft = Draft(view, now, env)
+    return draft.finish(tuple(_decide(draft, happened) for happened in inputs))
+
+
+def _decide(draft: Draft, happened: Input) -> Reply:
+    if not draft.exists and not isinstance(happened, Submit):
+        return Refused("JOB_NOT_FOUND", "there is no such job")
+    match happened:
+        case Submit():
+            return _submit(draft, happened)
+        case Start():
+            return _start(draft)
+        case HandOverStarted():
+            return _hand_over_started(draft, happened)
+        case HandedOver():
+            return _handed_over(draft, happened)
+        case HandOverFailed():
+            return _hand_over_failed(draft, happened)
+        case Ack() | Heartbeat() | Succeeded() | Failed():
+            return callbacks.receive(draft, happened)
+        case DeadlinePassed():
+            return _deadline_passed(draft, happened)
+        case Cancel():
+            return _cancel(draft, happened)
+        case RetryHandOver():
+            return _retry_hand_over(draft, happened)
+        case Repair():
+            return _repair(draft, happened)
+        case _:
+            assert_never(happened)
+
+
+def _submit(draft: Draft, asked: Submit) -> Reply:
+    if draft.exists:
+        return Ignored("the job exists already")
+    timeout = asked.protocol.policies.timeout_ms
+    job = Job(
+        job_id=asked.job_id,
+        command=asked.command,
+        protocol_id=asked.protocol.protocol_id,
+        protocol_version=asked.protocol.version,
+        protocol_digest=digest(asked.protocol),
+        routing=asked.routing,
+        status=JobStatus.QUEUED,
+        created_at=draft.now,
+        updated_at=draft.now,
+        deadline=draft.now + timeout if timeout else None,
+    )
+    draft.create(job, asked.protocol)
+    draft.caps = asked.caps
+    draft.emit("JOB_ACCEPTED", by=asked.command.submitted_by, protocol_version=asked.protocol.version)
+    return Applied()
+
+
+def _start(draft: Draft) -> Reply:
+    if draft.job.status is not JobStatus.QUEUED:
+        return Ignored("the job has started already")
+    draft.change_job(status=JobStatus.DISPATCHING)
+    tasks.begin(draft, draft.protocol.steps[0])
+    return Applied()
+
+
+def _current(draft: Draft, about: HandOverStarted | HandedOver | HandOverFailed) -> Step | None:
+    """The step, if it still waits for this attempt to be handed over."""
+    step = draft.steps.get(about.step_id)
+    if step is None or step.status is not StepStatus.DISPATCHING:
+        return None
+    current = (step.attempt.attempt_no, step.attempt.lease_id) == (about.attempt_no, about.lease_id)
+    return step if current else None
+
+
+def _hand_over_started(draft: Draft, report: HandOverStarted) -> Reply:
+    step = _current(draft, report)
+    if step is None or step.attempt.claimed_at is not None or draft.cancelling:
+        return Ignored("this attempt does not wait to be handed over")
+    draft.caps = (*draft.caps, *report.caps)
+    tasks.claim(draft, step)
+    return Applied()
+
+
+def _handed_over(draft: Draft, report: HandedOver) -> Reply:
+    step = _current(draft, report)
+    if step is None:
+        return Ignored("this attempt does not wait to be handed over")
+    draft.caps = (*draft.caps, *report.caps)
+    tasks.hand_over(draft, step)
+    return Applied()
+
+
+def _hand_over_failed(draft: Draft, report: HandOverFailed) -> Reply:
+    step = _current(draft, report)
+    if step is None:
+        return Ignored("this attempt does not wait to be handed over")
+    draft.emit("HANDOVER_FAILED", step, error_code=report.error.code)
+    tasks.fail_hand_over(draft, step, report.error)
+    return Applied()
+
+
+def _deadline_passed(draft: Draft, tick: DeadlinePassed) -> Reply:
+    if not draft.job.live:
+        return Ignored("the job has ended")
+    if draft.job.status is JobStatus.QUEUED and (draft.job.deadline is None or draft.job.deadline > draft.now):
+        return _start(draft)
+    version = draft.job
+    deadlines.pass_deadlines(draft, tick.resumed_at)
+    return Applied() if draft.job is not version else Ignored("nothing is due")
+
+
+def _cancel(draft: Draft, asked: Cancel) -> Reply:
+    job = draft.job
+    if job.status in (JobStatus.CANCELLING, JobStatus.CANCELLED):
+        return Ignored("the job is cancelled already")
+    if not job.live:
+        return Refused("JOB_TERMINAL", f"job {job.job_id} has ended {job.status} and cannot be cancelled")
+    request = CancelRequest(asked.by, draft.now, asked.reason)
+    draft.change_job(status=JobStatus.CANCELLING, cancel=request)
+    draft.emit("CANCEL_REQUESTED", by=asked.by, reason=asked.reason)
+    for step in draft.active_steps():
+        if step.status not in WITH_SERVICE and step.attempt.claimed_at is None:
+            tasks.fence(draft, step, StepStatus.CANCELLED, AttemptOutcome.WITHDRAWN, None)
+    tasks.end_if_cancelled(draft)
+    return Applied()
+
+
+def _retry_hand_over(draft: Draft, asked: RetryHandOver) -> Reply:
+    waiting = [
+        step
+        for step in draft.active_steps()
+        if step.status is StepStatus.FAILED_RETRY and step.attempt.outcome is AttemptOutcome.HANDOVER_FAILED
+    ]
+    if not waiting or draft.cancelling:
+        return Ignored("no step waits after a failed hand-over")
+    draft.emit("HANDOVER_RETRY_REQUESTED", by=asked.by, steps=[step.step_id for step in waiting])
+    for step in waiting:
+        tasks.dispatch_again(draft, step)
+    return Applied()
+
+
+def _repair(draft: Draft, drift: Repair) -> Reply:
+    """Drift is a store's fault, not the service's: the new attempt is not counted against the budget."""
+    if not draft.job.live:
+        return Ignored("the job has ended")
+    if draft.job.status is JobStatus.QUEUED:
+        return _start(draft)
+    for step in draft.active_steps():
+        if step.step_id in drift.missing_rows and step.status is StepStatus.DISPATCHING:
+            draft.emit("DRIFT_REPAIRED", step, what="a DISPATCHING step had no outbox row")
+            ended = replace(step.attempt, ended_at=draft.now, outcome=AttemptOutcome.REPAIRED, claimed_at=None)
+            tasks.dispatch_again(draft, replace(step, attempt=ended), counts=False)
+    draft.change_job(blocked=None)  # derived anew, with `due_at`, when the decision is finished
+    return Applied()

@@ -1,0 +1,59 @@
+"""Why a job waits, in one sentence a person can act on."""
+
+from datetime import UTC, datetime
+
+from lucius.core.decision import Env, JobView
+from lucius.core.model import BlockedReason, Instant, JobStatus, Step
+from lucius.core.retry import max_attempts
+
+
+def clock_time(at: Instant) -> str:
+    return datetime.fromtimestamp(at / 1000, UTC).strftime("%H:%M:%S UTC")
+
+
+def explain(view: JobView, reason: BlockedReason, env: Env) -> str:
+    """The sentence for a live job that waits for `reason`."""
+    blocked = view.job.blocked
+    step = view.steps.get(blocked.step_id) if blocked and blocked.step_id else None
+    if step is None:
+        sentence = "accepted; waits for an engine to take it"
+    else:
+        sentence = _step_sentence(view, step, reason, env)
+    if view.job.status is JobStatus.CANCELLING:
+        return f"being cancelled once this ends: {sentence}"
+    return sentence
+
+
+def _step_sentence(view: JobView, step: Step, reason: BlockedReason, env: Env) -> str:
+    attempt = step.attempt
+    limit = max_attempts(view.protocol.steps[step.index], env)
+    try_no = f"attempt {step.tries} of {limit}"
+    match reason:
+        case BlockedReason.DISPATCH_WINDOW:
+            return (
+                f"step {step.step_id} waits because service {step.service} has as many unacknowledged directives "
+                "as it may; it goes out when one of them is picked up"
+            )
+        case BlockedReason.ACK:
+            return (
+                f"step {step.step_id} ({try_no}) was handed to service {step.service}, which has until "
+                f"{_when(attempt.ack_deadline)} to acknowledge it"
+            )
+        case BlockedReason.RESULT:
+            done = f", {attempt.progress:.0%} done" if attempt.progress is not None else ""
+            return (
+                f"service {step.service} works on step {step.step_id} ({try_no}{done}); "
+                f"its lease runs until {_when(attempt.lease_expires_at)}"
+            )
+        case BlockedReason.RETRY:
+            cause = attempt.error.code if attempt.error else str(attempt.outcome)
+            return (
+                f"step {step.step_id} waits for its retry: attempt {step.tries} of {limit} ended with {cause}, "
+                f"the next one starts at {_when(step.retry_at)}"
+            )
+        case _:
+            return f"step {step.step_id} ({try_no}) waits in the outbox for service {step.service} to take it"
+
+
+def _when(at: Instant | None) -> str:
+    return clock_time(at) if at is not None else "an unknown time"

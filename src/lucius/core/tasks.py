@@ -1,0 +1,265 @@
+"""How a task step moves: one function per transition, each on the draft of the decision at hand."""
+
+import hashlib
+
+from msgspec.structs import replace
+
+from lucius.core.draft import Draft
+from lucius.core.inputs import Failed, Succeeded
+from lucius.core.model import (
+    Attempt,
+    AttemptOutcome,
+    ErrorInfo,
+    FailureClass,
+    Instant,
+    JobStatus,
+    OutboxStatus,
+    Step,
+    StepStatus,
+    message_id,
+)
+from lucius.core.protocol import StepSpec
+from lucius.core.retry import NEVER_RETRIED, delay_before_retry, max_attempts
+
+
+def step_idempotency_key(tenant_id: str, job_id: str, step_id: str) -> str:
+    """The same for every attempt, so that a side effect can be made once however often the step is tried."""
+    return hashlib.sha256("\x1f".join((tenant_id, job_id, step_id)).encode()).hexdigest()
+
+
+def spec_of(draft: Draft, step: Step) -> StepSpec:
+    return draft.protocol.steps[step.index]
+
+
+def begin(draft: Draft, spec: StepSpec) -> None:
+    """PENDING → DISPATCHING: the step's first attempt and its outbox row."""
+    job = draft.job
+    step = Step(
+        job_id=job.job_id,
+        step_id=spec.step_id,
+        index=draft.protocol.index(spec.step_id),
+        kind=spec.kind,
+        step_type=spec.step_type,
+        service=spec.service,
+        status=StepStatus.DISPATCHING,
+        attempt=_new_attempt(draft, spec.step_id, 1),
+        tries=1,
+        idempotency_key=step_idempotency_key(job.tenant_id, job.job_id, spec.step_id),
+        created_at=draft.now,
+        updated_at=draft.now,
+    )
+    draft.start_step(step)
+    draft.put_row(step, OutboxStatus.PENDING)
+    draft.emit("STEP_DISPATCHED", step, lease_id=step.attempt.lease_id)
+
+
+def _new_attempt(draft: Draft, step_id: str, attempt_no: int, outbox_id: str | None = None) -> Attempt:
+    return Attempt(
+        attempt_no=attempt_no,
+        lease_id=draft.env.new_id(),
+        run_no=draft.job.run_no,
+        routing=draft.job.routing,
+        outbox_id=outbox_id or message_id(draft.job.job_id, step_id, attempt_no),
+        created_at=draft.now,
+    )
+
+
+def dispatch_again(draft: Draft, step: Step, *, counts: bool = True) -> None:
+    """A new attempt with a new lease. After a failed hand-over its outbox row, still PENDING, is used again."""
+    draft.supersede(step)
+    reused = step.attempt.outbox_id if step.attempt.outcome is AttemptOutcome.HANDOVER_FAILED else None
+    changed = draft.change_step(
+        step,
+        status=StepStatus.DISPATCHING,
+        attempt=_new_attempt(draft, step.step_id, step.attempt.attempt_no + 1, reused),
+        tries=step.tries + (1 if counts else 0),
+        retry_at=None,
+    )
+    draft.put_row(changed, OutboxStatus.PENDING)
+    draft.emit("STEP_DISPATCHED", changed, lease_id=changed.attempt.lease_id)
+
+
+def hand_over(draft: Draft, step: Step) -> Step:
+    """DISPATCHING → INITIATED: it has left us, and the ACK clock starts."""
+    spec = spec_of(draft, step)
+    timeout = spec.ack_timeout_ms or draft.env.defaults.ack_timeout_ms
+    attempt = replace(step.attempt, handed_over_at=draft.now, ack_deadline=draft.now + timeout, claimed_at=None)
+    changed = draft.change_step(step, status=StepStatus.INITIATED, attempt=attempt)
+    draft.put_row(changed, OutboxStatus.SENT)
+    draft.emit("STEP_HANDED_OVER", changed)
+    if draft.job.status is JobStatus.DISPATCHING:
+        draft.change_job(status=JobStatus.IN_PROGRESS)
+    return changed
+
+
+def claim(draft: Draft, step: Step) -> None:
+    """A publish is about to start. Should we die in it, the outcome is unknown and counts as handed over."""
+    changed = draft.change_step(step, attempt=replace(step.attempt, claimed_at=draft.now))
+    draft.put_row(changed, OutboxStatus.PENDING)
+
+
+def imply_pick_up(draft: Draft, step: Step) -> Step:
+    """A callback proves that the directive arrived and was taken, whatever became of the reports."""
+    if step.status is StepStatus.DISPATCHING:
+        step = hand_over(draft, step)
+    return pick_up(draft, step) if step.status is StepStatus.INITIATED else step
+
+
+def pick_up(draft: Draft, step: Step) -> Step:
+    """INITIATED → PROCESSING: a service has it, and the lease starts."""
+    spec = spec_of(draft, step)
+    attempt = replace(
+        step.attempt,
+        picked_up_at=draft.now,
+        lease_expires_at=draft.now + lease_ms(draft, spec),
+        hard_deadline=draft.now + spec.timeout_ms if spec.timeout_ms else None,
+    )
+    return draft.change_step(step, status=StepStatus.PROCESSING, attempt=attempt)
+
+
+def lease_ms(draft: Draft, spec: StepSpec) -> int:
+    return spec.lease_ms or draft.env.defaults.lease_ms
+
+
+def succeed(draft: Draft, step: Step, said: Succeeded, digest: str) -> None:
+    """The step is done: the next one starts, or the job ends."""
+    attempt = replace(step.attempt, ended_at=draft.now, outcome=AttemptOutcome.SUCCEEDED, digest=digest)
+    if step.attempt.outcome is not None:
+        attempt = replace(attempt, error=None, failure_class=None)
+    changed = draft.change_step(
+        step,
+        status=StepStatus.SUCCEEDED,
+        attempt=replace(attempt, extra=said.extra or None),
+        result=said.result,
+        artifact_refs=said.artifact_refs,
+        completed_at=draft.now,
+        retry_at=None,
+    )
+    draft.emit("STEP_SUCCEEDED", changed)
+    if draft.cancelling:
+        end_if_cancelled(draft)
+    elif following := draft.protocol.after(step.step_id):
+        begin(draft, following)
+    else:
+        end_job(draft, JobStatus.SUCCEEDED)
+
+
+def fail_as_reported(draft: Draft, step: Step, said: Failed, digest: str) -> None:
+    ended = replace(step.attempt, digest=digest, extra=said.extra or None)
+    _end_attempt(
+        draft,
+        replace(step, attempt=ended),
+        AttemptOutcome.FAILED,
+        said.error,
+        said.failure_class,
+        said.retry_after_ms,
+    )
+
+
+def fail_hand_over(draft: Draft, step: Step, error: ErrorInfo) -> None:
+    step = replace(step, attempt=replace(step.attempt, claimed_at=None))
+    _end_attempt(draft, step, AttemptOutcome.HANDOVER_FAILED, error, FailureClass.TRANSIENT)
+
+
+def time_out(draft: Draft, step: Step, outcome: AttemptOutcome) -> None:
+    _end_attempt(draft, step, outcome, _timeout_error(step, outcome), FailureClass.TRANSIENT)
+
+
+def _timeout_error(step: Step, outcome: AttemptOutcome) -> ErrorInfo:
+    messages = {
+        AttemptOutcome.ACK_TIMEOUT: f"service {step.service} did not acknowledge the directive in time",
+        AttemptOutcome.LEASE_EXPIRED: f"service {step.service} sent no heartbeat or result before its lease ended",
+        AttemptOutcome.STEP_TIMEOUT: "the step ran longer than its timeout_ms allows",
+    }
+    return ErrorInfo(str(outcome), messages[outcome])
+
+
+def _end_attempt(
+    draft: Draft,
+    step: Step,
+    outcome: AttemptOutcome,
+    error: ErrorInfo,
+    cause: FailureClass,
+    retry_after_ms: int | None = None,
+) -> None:
+    """An attempt ended without success: retry, fail for good, or let a cancel through."""
+    spec = spec_of(draft, step)
+    attempt = replace(step.attempt, ended_at=draft.now, outcome=outcome, failure_class=cause, error=error)
+    retryable = cause not in NEVER_RETRIED
+    if retryable and draft.cancelling:
+        _finish_step(draft, step, attempt, StepStatus.CANCELLED, error)
+    elif retryable and step.tries < max_attempts(spec, draft.env):
+        delay = delay_before_retry(spec, step.tries, outcome, draft.env, cause, retry_after_ms)
+        _await_retry(draft, step, attempt, error, draft.now + delay)
+    else:
+        _finish_step(draft, step, attempt, StepStatus.FAILED_FINAL, error)
+
+
+def _await_retry(draft: Draft, step: Step, attempt: Attempt, error: ErrorInfo, retry_at: Instant) -> None:
+    changed = draft.change_step(
+        step, status=StepStatus.FAILED_RETRY, attempt=attempt, last_error=error, retry_at=retry_at
+    )
+    if attempt.outcome is AttemptOutcome.HANDOVER_FAILED:
+        draft.put_row(changed, OutboxStatus.PENDING, next_attempt_at=retry_at)
+    draft.emit(
+        "STEP_RETRY_SCHEDULED",
+        changed,
+        cause=str(attempt.outcome),
+        failure_class=str(attempt.failure_class),
+        error_code=error.code,
+        retry_at=retry_at,
+    )
+
+
+def _finish_step(draft: Draft, step: Step, attempt: Attempt, status: StepStatus, error: ErrorInfo) -> None:
+    changed = draft.change_step(
+        step, status=status, attempt=attempt, last_error=error, retry_at=None, completed_at=draft.now
+    )
+    if attempt.outcome is AttemptOutcome.HANDOVER_FAILED:
+        failed = status is StepStatus.FAILED_FINAL
+        draft.put_row(changed, OutboxStatus.FAILED_FINAL if failed else OutboxStatus.WITHDRAWN)
+    draft.emit(
+        "STEP_FAILED" if status is StepStatus.FAILED_FINAL else "STEP_CANCELLED",
+        changed,
+        cause=str(attempt.outcome),
+        failure_class=str(attempt.failure_class),
+        error_code=error.code,
+    )
+    if draft.cancelling:
+        end_if_cancelled(draft)
+    else:
+        message = f"step {step.step_id} failed for good on attempt {attempt.attempt_no}: {error.message}"
+        end_job(draft, JobStatus.FAILED_FINAL, ErrorInfo(error.code, message))
+
+
+def fence(draft: Draft, step: Step, status: StepStatus, outcome: AttemptOutcome, error: ErrorInfo | None) -> None:
+    """End a step from outside, whatever it was doing. Its row is withdrawn unless it may have left us."""
+    unsent = step.status in (StepStatus.DISPATCHING, StepStatus.FAILED_RETRY) and step.attempt.handed_over_at is None
+    ended = step.attempt.outcome is not None
+    attempt = step.attempt if ended else replace(step.attempt, ended_at=draft.now, outcome=outcome, error=error)
+    claimed = step.attempt.claimed_at is not None
+    changed = draft.change_step(
+        step,
+        status=status,
+        attempt=replace(attempt, claimed_at=None),
+        last_error=error or step.last_error,
+        retry_at=None,
+        completed_at=draft.now,
+    )
+    if unsent:
+        draft.put_row(changed, OutboxStatus.SENT if claimed else OutboxStatus.WITHDRAWN)
+    draft.emit("STEP_CANCELLED" if status is StepStatus.CANCELLED else "STEP_FAILED", changed, cause=str(outcome))
+
+
+def end_job(draft: Draft, status: JobStatus, error: ErrorInfo | None = None) -> None:
+    draft.change_job(status=status, error=error, completed_at=draft.now, current_step_id=draft.job.current_step_id)
+    if error:
+        draft.emit(f"JOB_{status}", error_code=error.code)
+    else:
+        draft.emit(f"JOB_{status}")
+
+
+def end_if_cancelled(draft: Draft) -> None:
+    """A cancelled job ends once nothing of it is with a service any more."""
+    if not draft.job.active:
+        end_job(draft, JobStatus.CANCELLED)

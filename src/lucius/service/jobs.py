@@ -1,0 +1,55 @@
+"""The one way to change a job: load, decide, commit; again if somebody else was faster."""
+
+import asyncio
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+from lucius.core.decide import decide_all
+from lucius.core.decision import Decision, Env
+from lucius.core.inputs import Input
+from lucius.ports.clock import Clock
+from lucius.ports.errors import VersionConflict
+from lucius.ports.ledger import Ledger
+from lucius.service.errors import RejectCode, Rejected
+
+MAX_CONFLICTS = 20
+
+
+class Jobs:
+    """Applies inputs to jobs. Inputs for one job take turns here; across replicas the version guards."""
+
+    def __init__(self, ledger: Ledger, clock: Clock, env: Env) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._env = env
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def apply(self, job_id: str, inputs: Sequence[Input], step_id: str | None = None) -> Decision:
+        """One durable decision over these inputs. Raises Rejected for an unknown job, LimitReached for a cap."""
+        turn = self._turns.get(job_id)
+        if turn is None:
+            turn = self._turns[job_id] = asyncio.Lock()
+        async with turn:
+            return await self._apply(job_id, inputs, step_id)
+
+    async def _apply(self, job_id: str, inputs: Sequence[Input], step_id: str | None) -> Decision:
+        for conflicts in range(MAX_CONFLICTS):
+            view = await self._ledger.load(job_id, step_id)
+            if view is None:
+                raise Rejected(RejectCode.JOB_NOT_FOUND, f"there is no job {job_id}")
+            decision = decide_all(view, inputs, self._clock.now(), self._env)
+            if not decision.changes:
+                return decision
+            try:
+                await self._ledger.commit(decision)
+            except VersionConflict:
+                await asyncio.sleep(self._env.jitter() * 0.002 * 2 ** min(conflicts, 6))
+                continue
+            return decision
+        raise Rejected(RejectCode.LEDGER_CONTENDED, f"job {job_id} is changing too fast; try again")
+
+    async def create(self, inputs: Sequence[Input]) -> Decision:
+        """The first decision of a job. Raises AlreadyAccepted or LimitReached."""
+        decision = decide_all(None, inputs, self._clock.now(), self._env)
+        await self._ledger.commit(decision)
+        return decision
