@@ -15,6 +15,7 @@ from lucius.core.inputs import (
     Failed,
     HandedOver,
     HandOverFailed,
+    HandOverReleased,
     HandOverStarted,
     Heartbeat,
     Input,
@@ -60,6 +61,8 @@ def _decide(draft: Draft, happened: Input) -> Reply:
             return _start(draft)
         case HandOverStarted():
             return _hand_over_started(draft, happened)
+        case HandOverReleased():
+            return _hand_over_released(draft, happened)
         case HandedOver():
             return _handed_over(draft, happened)
         case HandOverFailed():
@@ -108,7 +111,7 @@ def _start(draft: Draft) -> Reply:
     return Applied()
 
 
-def _current(draft: Draft, about: HandOverStarted | HandedOver | HandOverFailed) -> Step | None:
+def _current(draft: Draft, about: HandOverStarted | HandOverReleased | HandedOver | HandOverFailed) -> Step | None:
     """The step, if it still waits for this attempt to be handed over."""
     step = draft.steps.get(about.step_id)
     if step is None or step.status is not StepStatus.DISPATCHING:
@@ -123,6 +126,17 @@ def _hand_over_started(draft: Draft, report: HandOverStarted) -> Reply:
         return Ignored("this attempt does not wait to be handed over")
     draft.caps = (*draft.caps, *report.caps)
     tasks.claim(draft, step)
+    return Applied()
+
+
+def _hand_over_released(draft: Draft, report: HandOverReleased) -> Reply:
+    step = _current(draft, report)
+    if step is None or step.attempt.claimed_at is None:
+        return Ignored("this attempt is not being handed over")
+    released = tasks.release(draft, step)
+    if draft.cancelling:
+        tasks.fence(draft, released, StepStatus.CANCELLED, AttemptOutcome.WITHDRAWN, None)
+        tasks.end_if_cancelled(draft)
     return Applied()
 
 

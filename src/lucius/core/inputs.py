@@ -38,6 +38,14 @@ class HandOverStarted(Struct, frozen=True):
     caps: tuple[Cap, ...] = ()
 
 
+class HandOverReleased(Struct, frozen=True):
+    """The bus was down: this attempt surely did not leave us, and waits on with nothing burned."""
+
+    step_id: str
+    attempt_no: int
+    lease_id: str
+
+
 class HandedOver(Struct, frozen=True):
     step_id: str
     attempt_no: int
@@ -107,6 +115,7 @@ Input = (
     Submit
     | Start
     | HandOverStarted
+    | HandOverReleased
     | HandedOver
     | HandOverFailed
     | Ack

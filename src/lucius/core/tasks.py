@@ -98,6 +98,13 @@ def claim(draft: Draft, step: Step) -> None:
     draft.put_row(changed, OutboxStatus.PENDING)
 
 
+def release(draft: Draft, step: Step) -> Step:
+    """The publish surely did not happen: the row waits as before."""
+    changed = draft.change_step(step, attempt=replace(step.attempt, claimed_at=None))
+    draft.put_row(changed, OutboxStatus.PENDING)
+    return changed
+
+
 def imply_pick_up(draft: Draft, step: Step) -> Step:
     """A callback proves that the directive arrived and was taken, whatever became of the reports."""
     if step.status is StepStatus.DISPATCHING:

@@ -1,0 +1,136 @@
+"""Hand-over: from a PENDING outbox row to a directive that has left us.
+
+A pull commits the hand-over and then answers; the relay claims, publishes and reports. Both respect the cap on a
+service's un-ACKed directives, and over it a row simply stays PENDING.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+
+import structlog
+
+from lucius.contract import Directive
+from lucius.core.decide import unacked_counter
+from lucius.core.decision import Applied, Decision
+from lucius.core.inputs import Cap, HandedOver, HandOverFailed, HandOverReleased, HandOverStarted, Input
+from lucius.core.model import ErrorInfo, OutboxRow
+from lucius.ports.bus import Publisher
+from lucius.ports.clock import Clock
+from lucius.ports.errors import BusDown, LimitReached, MessageRefused, OutcomeUnknown
+from lucius.ports.ledger import Ledger, PendingQuery, Reader
+from lucius.service.directives import DirectiveWriter
+from lucius.service.errors import RejectCode, Rejected
+from lucius.service.hub import Hub
+from lucius.service.jobs import Jobs
+
+log = structlog.get_logger(__name__)
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        reader: Reader,
+        jobs: Jobs,
+        hub: Hub,
+        writer: DirectiveWriter,
+        clock: Clock,
+        max_unacked: int,
+    ) -> None:
+        self._ledger = ledger
+        self._reader = reader
+        self._jobs = jobs
+        self._hub = hub
+        self._writer = writer
+        self._clock = clock
+        self._max_unacked = max_unacked
+        self._taken: set[str] = set()
+
+    async def pull(
+        self, service: str, limit: int, wait_seconds: float, lanes: frozenset[int] | None = None
+    ) -> list[Directive]:
+        """Directives for a service, handed over durably before they are answered. Waits for the first one."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_seconds
+        while True:
+            rows = await self.take(service, limit, lanes)
+            try:
+                given = await asyncio.gather(*(self._give(row) for row in rows))
+            finally:
+                self.put_back(rows)
+            directives = [directive for directive in given if directive is not None]
+            remaining = deadline - loop.time()
+            if directives or remaining <= 0:
+                return directives
+            if not await self._hub.wait_for_row(service, remaining):
+                return []
+
+    async def take(self, service: str | None, limit: int, lanes: frozenset[int] | None = None) -> list[OutboxRow]:
+        """PENDING rows that nobody else in this process is handing over right now."""
+        query = PendingQuery(
+            limit=limit + len(self._taken), now=self._clock.now(), service=service, lanes=lanes, claimed=False
+        )
+        rows = await self._ledger.pending(query)
+        free = [row for row in rows if row.outbox_id not in self._taken and row.next_attempt_at is None]
+        mine = free[:limit]
+        self._taken.update(row.outbox_id for row in mine)
+        return mine
+
+    def put_back(self, rows: list[OutboxRow]) -> None:
+        self._taken.difference_update(row.outbox_id for row in rows)
+
+    async def _give(self, row: OutboxRow) -> Directive | None:
+        decision = await self._report(row, HandedOver(row.step_id, row.attempt_no, row.lease_id, self._caps(row)))
+        return await self._directive(row) if decision is not None else None
+
+    async def publish(self, row: OutboxRow, publisher: Publisher, timeout_seconds: float) -> bool:
+        """Push one row: claim, publish, report. False if it must wait. Raises BusDown, with the claim given back."""
+        claim = HandOverStarted(row.step_id, row.attempt_no, row.lease_id, self._caps(row))
+        if await self._report(row, claim) is None:
+            return False
+        directive = await self._directive(row)
+        if directive is None:
+            return False
+        try:
+            report = await self._outcome(row, publisher.publish(row.topic, directive), timeout_seconds)
+        except BusDown:
+            await self._report(row, HandOverReleased(row.step_id, row.attempt_no, row.lease_id))
+            raise
+        await self._report(row, report)
+        return True
+
+    async def _outcome(self, row: OutboxRow, publishing: Awaitable[None], timeout_seconds: float) -> Input:
+        handed_over = HandedOver(row.step_id, row.attempt_no, row.lease_id)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await publishing
+        except MessageRefused as refused:
+            error = ErrorInfo("HANDOVER_FAILED", str(refused))
+            return HandOverFailed(row.step_id, row.attempt_no, row.lease_id, error)
+        except (OutcomeUnknown, TimeoutError):
+            log.warning("handover outcome unknown, counts as handed over", outbox_id=row.outbox_id)
+        return handed_over
+
+    def _caps(self, row: OutboxRow) -> tuple[Cap, ...]:
+        return (Cap(unacked_counter(row.service), self._max_unacked),)
+
+    async def _report(self, row: OutboxRow, happened: Input) -> Decision | None:
+        """The decision if it was applied; None if the row must wait or is no longer wanted."""
+        try:
+            decision = await self._jobs.apply(row.job_id, (happened,), row.step_id)
+        except LimitReached:
+            return None
+        except Rejected as rejected:
+            if rejected.code is not RejectCode.JOB_NOT_FOUND:
+                raise
+            log.error("an outbox row has no job", outbox_id=row.outbox_id)
+            return None
+        return decision if isinstance(decision.reply, Applied) else None
+
+    async def _directive(self, row: OutboxRow) -> Directive | None:
+        view = await self._reader.job(row.job_id)
+        step = view.steps.get(row.step_id) if view else None
+        if view is None or step is None or step.attempt.lease_id != row.lease_id:
+            return None  # fenced between its commit and now; a directive nobody waits for is not sent
+        return self._writer.write(view, step)
