@@ -1,0 +1,4 @@
+"""What drives jobs forward when nobody calls: the relay pushes the outbox, the sweeper minds the clocks.
+
+Feeds the core through the service layer; holds no rule about states itself.
+"""

@@ -1,0 +1,94 @@
+"""From the outbox to a push bus, woken by the commit that wrote the row."""
+
+import asyncio
+
+import structlog
+
+from lucius.core.decision import Applied
+from lucius.core.inputs import HandedOver
+from lucius.core.model import OutboxRow
+from lucius.ports.bus import Publisher
+from lucius.ports.clock import Clock
+from lucius.ports.errors import BusDown
+from lucius.ports.ledger import Ledger, PendingQuery
+from lucius.service.dispatch import Dispatcher
+from lucius.service.hub import Hub
+from lucius.service.jobs import Jobs
+
+log = structlog.get_logger(__name__)
+
+BATCH = 100
+
+
+class Relay:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        jobs: Jobs,
+        dispatcher: Dispatcher,
+        publisher: Publisher,
+        hub: Hub,
+        clock: Clock,
+        retry_interval: float,
+        publish_timeout: float,
+        parallel: int = 32,
+    ) -> None:
+        self._ledger = ledger
+        self._jobs = jobs
+        self._dispatcher = dispatcher
+        self._publisher = publisher
+        self._hub = hub
+        self._clock = clock
+        self._retry_interval = retry_interval
+        self._publish_timeout = publish_timeout
+        self._slots = asyncio.Semaphore(parallel)
+        self._down = False
+
+    async def settle_claims(self) -> None:
+        """Rows that were being published when we died: their outcome is unknown, so they count as handed over."""
+        while True:
+            rows = await self._ledger.pending(PendingQuery(limit=BATCH, now=self._clock.now(), claimed=True))
+            settled = 0
+            for row in rows:
+                report = HandedOver(row.step_id, row.attempt_no, row.lease_id)
+                decision = await self._jobs.apply(row.job_id, (report,), row.step_id)
+                settled += isinstance(decision.reply, Applied)
+            if not settled:
+                return
+
+    async def turn(self) -> None:
+        """Push everything that is ready, then wait for more."""
+        self._hub.relay.clear()
+        pushed = await self.push_ready()
+        if self._down:
+            await asyncio.sleep(self._retry_interval)  # no commit makes a bus come back
+        elif not pushed:
+            await self._wait_for_more()
+
+    async def _wait_for_more(self) -> None:
+        try:
+            async with asyncio.timeout(self._retry_interval):
+                await self._hub.relay.wait()
+        except TimeoutError:
+            pass  # look again all the same: a wake-up from another process never reaches us
+
+    async def push_ready(self) -> int:
+        """How many rows left us. A bus that is down ends the turn; what it did not take waits, with nothing burned."""
+        self._down = False
+        rows = await self._dispatcher.take(None, BATCH)
+        try:
+            return sum(await asyncio.gather(*(self._push(row) for row in rows)))
+        finally:
+            self._dispatcher.put_back(rows)
+
+    async def _push(self, row: OutboxRow) -> bool:
+        async with self._slots:
+            if self._down:
+                return False
+            try:
+                return await self._dispatcher.publish(row, self._publisher, self._publish_timeout)
+            except BusDown as down:
+                self._down = True
+                log.warning("the bus is down, the outbox waits", reason=str(down))
+                return False

@@ -1,0 +1,87 @@
+"""The clocks of all jobs: deadlines and retries by index, and the repair of drift."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from lucius.core.decision import Applied
+from lucius.core.inputs import DeadlinePassed, Input, Repair
+from lucius.core.model import Instant
+from lucius.ports.clock import Clock
+from lucius.ports.ledger import Ledger
+from lucius.service.errors import Rejected
+from lucius.service.jobs import Jobs
+
+log = structlog.get_logger(__name__)
+
+BATCH = 200
+GAP_MS = 1_000  # not having ticked for this long counts as having been away
+
+
+class Sweeper:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        jobs: Jobs,
+        clock: Clock,
+        interval: float,
+        repair_interval: float,
+        on_action: Callable[[str], None],
+    ) -> None:
+        self._ledger = ledger
+        self._jobs = jobs
+        self._clock = clock
+        self._interval = interval
+        self._repair_interval = repair_interval
+        self._on_action = on_action
+        self._gap_ms = max(GAP_MS, round(interval * 4000))
+        self._last_tick: Instant = clock.now()
+        self._resumed_at: Instant = self._last_tick
+
+    async def deadlines_turn(self) -> None:
+        await self.sweep()
+        await asyncio.sleep(self._interval)
+
+    async def repair_turn(self) -> None:
+        await self.repair()
+        await asyncio.sleep(self._repair_interval)
+
+    async def sweep(self) -> int:
+        """Act on every job that is due now. Answers how many moved."""
+        self._notice_gap()
+        moved = 0
+        while True:
+            due = await self._ledger.due(self._clock.now(), BATCH)
+            tick = DeadlinePassed(self._resumed_at)
+            acted = sum(await asyncio.gather(*(self._feed(job_id, tick, "deadline") for job_id in due)))
+            moved += acted
+            self._last_tick = self._clock.now()
+            if len(due) < BATCH or not acted:
+                return moved
+
+    def _notice_gap(self) -> None:
+        now = self._clock.now()
+        if now - self._last_tick > self._gap_ms:
+            log.warning(
+                "the engine did not tick for a while; overdue attempts get a fresh period", gap_ms=now - self._last_tick
+            )
+            self._resumed_at = now
+        self._last_tick = now
+
+    async def repair(self) -> int:
+        """Put jobs back on the rails that nothing would ever look at again."""
+        drifted = await self._ledger.drifted(BATCH)
+        return sum([await self._feed(drift.job_id, Repair(drift.missing_rows), "repair") for drift in drifted])
+
+    async def _feed(self, job_id: str, happened: Input, action: str) -> bool:
+        try:
+            decision = await self._jobs.apply(job_id, (happened,))
+        except Rejected as rejected:
+            log.error("could not look at a job, will try again", job_id=job_id, code=rejected.code)
+            return False
+        applied = isinstance(decision.reply, Applied)
+        if applied:
+            self._on_action(action)
+        return applied

@@ -1,0 +1,177 @@
+"""ACK, heartbeat and RESULT: prove who speaks, then let the core judge whether it counts."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lucius.contract import AckCallback, CallbackAnswer, Fault, HeartbeatCallback, ResultCallback
+from lucius.core.decision import CallbackReply, Refused, Reply
+from lucius.core.inputs import Ack, Failed, Heartbeat, Succeeded
+from lucius.core.model import Disposition, ErrorInfo
+from lucius.core.retry import failure_class
+from lucius.core.routing import normalise_tenant
+from lucius.ports.clock import Clock
+from lucius.ports.ledger import Ledger
+from lucius.service.errors import RejectCode, Rejected
+from lucius.service.jobs import Jobs
+from lucius.service.timestamps import timestamp_or_none
+from lucius.service.tokens import Claims, TokenSigner
+
+MAX_RESULT_BYTES = 256 * 1024
+MAX_EXTRA_BYTES = 16 * 1024
+
+ServiceSaid = Ack | Heartbeat | Succeeded | Failed
+
+
+class Spoken(Struct, frozen=True):
+    """An authentic callback, ready for the core."""
+
+    job_id: str
+    said: ServiceSaid
+
+
+_MODELS: dict[str, type[AckCallback]] = {"ack": AckCallback, "heartbeat": HeartbeatCallback, "result": ResultCallback}
+_KNOWN = {
+    kind: frozenset(field.name for field in msgspec.structs.fields(model)) | {"type", "callback_token"}
+    for kind, model in _MODELS.items()
+}
+
+
+class Callbacks:
+    def __init__(self, jobs: Jobs, ledger: Ledger, signer: TokenSigner, clock: Clock, late_window_ms: int) -> None:
+        self._jobs = jobs
+        self._ledger = ledger
+        self._signer = signer
+        self._clock = clock
+        self._late_window_ms = late_window_ms
+
+    async def authenticate(self, kind: str, body: dict[str, Any], token: str) -> Spoken:
+        """Whoever speaks holds the directive of exactly this attempt. Raises Rejected otherwise."""
+        claims = self._signer.verify(token)
+        callback = _parse(kind, body)
+        _match(claims, callback)
+        if claims.expires_at < self._clock.now() and not await self._still_leased(claims):
+            raise Rejected(RejectCode.CALLBACK_TOKEN_EXPIRED, "the attempt this token was made for ended too long ago")
+        return Spoken(callback.jobId, _said(kind, callback, body))
+
+    async def _still_leased(self, claims: Claims) -> bool:
+        """Heartbeats carry a lease past what the token foresaw; the token lives as long as the lease and a window."""
+        view = await self._ledger.load(claims.job_id, claims.step_id)
+        step = view.steps.get(claims.step_id) if view else None
+        if step is None or step.attempt.lease_id != claims.lease_id:
+            return False
+        lease_end = step.attempt.lease_expires_at or 0
+        return lease_end + self._late_window_ms > self._clock.now()
+
+    async def apply(self, job_id: str, said: list[ServiceSaid]) -> list[CallbackAnswer | Rejected]:
+        """What a service said about one job, in order, as one commit; each answered on its own."""
+        decision = await self._jobs.apply(job_id, said, said[0].step_id)
+        return [_answer(reply, job_id) for reply in decision.replies]
+
+
+def _parse(kind: str, body: dict[str, Any]) -> AckCallback:
+    known = {name: value for name, value in body.items() if value is not None}
+    try:
+        return msgspec.convert(known, _MODELS[kind])
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$")
+        pointer = where.rstrip("`").replace(".", "/").replace("[", "/").replace("]", "")
+        raise Rejected(RejectCode.INVALID_CALLBACK, str(error), [Fault(pointer, message)]) from None
+
+
+def _match(claims: Claims, callback: AckCallback) -> None:
+    spoken_for = (
+        normalise_tenant(callback.tenant_id),
+        callback.jobId,
+        callback.stepId,
+        callback.attempt_no,
+        callback.lease_id,
+    )
+    if spoken_for != (claims.tenant_id, claims.job_id, claims.step_id, claims.attempt_no, claims.lease_id):
+        raise Rejected(
+            RejectCode.CALLBACK_TOKEN_MISMATCH,
+            "the token was made for another tenant, job, step, attempt or lease than the body names",
+        )
+
+
+def _said(kind: str, callback: AckCallback, body: dict[str, Any]) -> ServiceSaid:
+    extra = _extra(kind, body)
+    match callback:
+        case ResultCallback():
+            return _result(callback, extra)
+        case HeartbeatCallback():
+            return Heartbeat(
+                step_id=callback.stepId,
+                attempt_no=callback.attempt_no,
+                lease_id=callback.lease_id,
+                extra=extra,
+                progress=callback.progress,
+            )
+        case _:
+            return Ack(step_id=callback.stepId, attempt_no=callback.attempt_no, lease_id=callback.lease_id, extra=extra)
+
+
+def _result(callback: ResultCallback, extra: dict[str, Any]) -> Succeeded | Failed:
+    if callback.status == "SUCCEEDED":
+        _bounded(callback.result, MAX_RESULT_BYTES, "/result")
+        return Succeeded(
+            step_id=callback.stepId,
+            attempt_no=callback.attempt_no,
+            lease_id=callback.lease_id,
+            extra=extra,
+            result=callback.result,
+            artifact_refs=callback.artifact_refs or [],
+        )
+    error = callback.error
+    retry_after = callback.retry_after_seconds
+    return Failed(
+        step_id=callback.stepId,
+        attempt_no=callback.attempt_no,
+        lease_id=callback.lease_id,
+        extra=extra,
+        failure_class=failure_class(callback.failure_class, callback.status),
+        error=ErrorInfo(error.code, error.message) if error else ErrorInfo("UNSPECIFIED", "the service gave no reason"),
+        retry_after_ms=round(retry_after * 1000) if retry_after is not None else None,
+    )
+
+
+def _extra(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Fields we don't know are kept as they came: a service may send what its operators need."""
+    if len(body) <= 5:
+        return {}
+    extra = {name: value for name, value in body.items() if name not in _KNOWN[kind]}
+    if extra:
+        _bounded(extra, MAX_EXTRA_BYTES, "")
+    return extra
+
+
+def _bounded(value: Any, limit: int, pointer: str) -> None:
+    if value is None:
+        return
+    size = len(msgspec.json.encode(value))
+    if size > limit:
+        what = "the result" if pointer else "the extra fields together"
+        message = f"{what} may have {limit} bytes of JSON and has {size}; write large output to the workspace"
+        raise Rejected(RejectCode.INVALID_CALLBACK, message, [Fault(pointer, message)])
+
+
+def _answer(reply: Reply, job_id: str) -> CallbackAnswer | Rejected:
+    match reply:
+        case CallbackReply(disposition=Disposition.STALE):
+            return Rejected(
+                RejectCode.STALE_CALLBACK,
+                "another attempt or lease of this step is current; stop working on this one",
+                job_id=job_id,
+                disposition=str(reply.disposition),
+            )
+        case CallbackReply():
+            return CallbackAnswer(
+                disposition=reply.disposition.value,
+                lease_expires_at=timestamp_or_none(reply.lease_expires_at),
+                cancel_requested=reply.cancel_requested,
+            )
+        case Refused(code=code, message=message):
+            return Rejected(RejectCode(code), message, job_id=job_id)
+        case _:
+            raise AssertionError(f"a callback was answered with {reply!r}")

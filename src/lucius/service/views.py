@@ -1,0 +1,211 @@
+"""From the core's records to what the API shows."""
+
+from collections.abc import Iterable
+
+from lucius import contract
+from lucius.core.decision import EndedAttempt, Env, JobView
+from lucius.core.explain import explain
+from lucius.core.model import (
+    Attempt,
+    BlockedReason,
+    ErrorInfo,
+    Event,
+    Job,
+    JobStatus,
+    Quarantined,
+    Routing,
+    Step,
+    StepStatus,
+)
+from lucius.core.protocol import StepSpec
+from lucius.core.tasks import step_idempotency_key
+from lucius.service.timestamps import timestamp, timestamp_or_none
+
+NOT_STARTED = {
+    JobStatus.FAILED_FINAL: StepStatus.SKIPPED,
+    JobStatus.CANCELLED: StepStatus.CANCELLED,
+    JobStatus.SUCCEEDED: StepStatus.SKIPPED,
+}
+
+
+class Explainer:
+    """Says why a job waits, knowing which services are at their cap."""
+
+    def __init__(self, env: Env, saturated: frozenset[str] = frozenset()) -> None:
+        self._env = env
+        self._saturated = saturated
+
+    def blocked_on(self, view: JobView) -> contract.BlockedOn | None:
+        blocked = view.job.blocked
+        if blocked is None:
+            return None
+        reason = blocked.reason
+        step = view.steps.get(blocked.step_id) if blocked.step_id else None
+        if reason is BlockedReason.HANDOVER and step is not None and step.service in self._saturated:
+            reason = BlockedReason.DISPATCH_WINDOW
+        return contract.BlockedOn(
+            reason=reason,
+            message=explain(view, reason, self._env),
+            since=timestamp(blocked.since),
+            until=timestamp_or_none(blocked.until),
+        )
+
+
+def job_summary(view: JobView, explainer: Explainer) -> contract.JobSummary:
+    return contract.JobSummary(**_summary_fields(view, explainer))
+
+
+def job_view(view: JobView, explainer: Explainer) -> contract.JobView:
+    command = view.job.command
+    target = contract.Target(**command.target) if command.target else None
+    return contract.JobView(
+        **_summary_fields(view, explainer),
+        steps=step_views(view),
+        input_ref=command.input_ref,
+        output_ref=command.output_ref,
+        workspace_ref=command.workspace_ref,
+        doc_id=command.doc_id,
+        idempotency_key=command.idempotency_key,
+        attempts_total=view.job.attempts_total,
+        traceparent=command.traceparent,
+        target=target,
+    )
+
+
+def _summary_fields(view: JobView, explainer: Explainer) -> dict[str, object]:
+    job = view.job
+    return {
+        "jobId": job.job_id,
+        "tenant_id": job.tenant_id,
+        "request_type": job.command.request_type,
+        "protocol_id": job.protocol_id,
+        "protocol_version": job.protocol_version,
+        "status": job.status,
+        "run_no": job.run_no,
+        "current_step_id": job.current_step_id,
+        "mode": job.routing.resolved_mode,
+        "blocked_on": explainer.blocked_on(view),
+        "created_at": timestamp(job.created_at),
+        "updated_at": timestamp(job.updated_at),
+        "completed_at": timestamp_or_none(job.completed_at),
+        "error": error_view(job.error),
+        "correlation_id": job.command.correlation_id,
+    }
+
+
+def step_views(view: JobView) -> list[contract.StepView]:
+    """Every step of the protocol: those that have started, and what became of those that have not."""
+    return [
+        _started(view.job, view.steps[spec.step_id])
+        if spec.step_id in view.steps
+        else _not_started(view.job, spec, index)
+        for index, spec in enumerate(view.protocol.steps)
+    ]
+
+
+def _started(job: Job, step: Step) -> contract.StepView:
+    attempt = step.attempt
+    return contract.StepView(
+        stepId=step.step_id,
+        index=step.index,
+        kind=step.kind,
+        step_type=step.step_type,
+        service=step.service,
+        status=step.status,
+        attempt_no=attempt.attempt_no,
+        lease_id=attempt.lease_id,
+        **_routing_fields(attempt.routing),
+        workspace_ref=job.command.workspace_ref,
+        idempotency_key=step.idempotency_key,
+        progress=attempt.progress,
+        result=step.result,
+        artifact_refs=step.artifact_refs,
+        last_error=error_view(step.last_error),
+        ack_deadline=timestamp_or_none(attempt.ack_deadline),
+        lease_expires_at=timestamp_or_none(attempt.lease_expires_at),
+        retry_at=timestamp_or_none(step.retry_at),
+        created_at=timestamp(step.created_at),
+        updated_at=timestamp(step.updated_at),
+        completed_at=timestamp_or_none(step.completed_at),
+    )
+
+
+def _not_started(job: Job, spec: StepSpec, index: int) -> contract.StepView:
+    return contract.StepView(
+        stepId=spec.step_id,
+        index=index,
+        kind=spec.kind,
+        step_type=spec.step_type,
+        service=spec.service,
+        status=NOT_STARTED.get(job.status, StepStatus.PENDING),
+        attempt_no=0,
+        lease_id=None,
+        **_routing_fields(job.routing),
+        workspace_ref=job.command.workspace_ref,
+        idempotency_key=step_idempotency_key(job.tenant_id, job.job_id, spec.step_id),
+        completed_at=timestamp_or_none(job.completed_at),
+    )
+
+
+def _routing_fields(routing: Routing) -> dict[str, object]:
+    return {
+        "lane": routing.lane,
+        "routing_key_used": routing.routing_key_used,
+        "resolved_mode": routing.resolved_mode,
+        "decision_source": routing.decision_source,
+        "decision_reason": routing.decision_reason,
+    }
+
+
+def attempt_views(
+    view: JobView, ended: Iterable[EndedAttempt], quarantined: Iterable[Quarantined]
+) -> list[contract.AttemptView]:
+    """The history and, for steps still under way, the attempt that is current."""
+    kept = {(item.step_id, item.attempt_no): item for item in quarantined}
+    history = [(item.step_id, item.attempt) for item in ended]
+    seen = {(step_id, attempt.attempt_no) for step_id, attempt in history}
+    current = [
+        (step.step_id, step.attempt)
+        for step in view.steps.values()
+        if (step.step_id, step.attempt.attempt_no) not in seen
+    ]
+    ordered = sorted(history + current, key=lambda item: (view.protocol.index(item[0]), item[1].attempt_no))
+    return [_attempt(view, step_id, attempt, kept.get((step_id, attempt.attempt_no))) for step_id, attempt in ordered]
+
+
+def _attempt(view: JobView, step_id: str, attempt: Attempt, kept: Quarantined | None) -> contract.AttemptView:
+    return contract.AttemptView(
+        stepId=step_id,
+        attempt_no=attempt.attempt_no,
+        lease_id=attempt.lease_id,
+        run_no=attempt.run_no,
+        outcome=attempt.outcome,
+        created_at=timestamp(attempt.created_at),
+        handed_over_at=timestamp_or_none(attempt.handed_over_at),
+        ack_deadline=timestamp_or_none(attempt.ack_deadline),
+        acked_at=timestamp_or_none(attempt.acked_at),
+        lease_expires_at=timestamp_or_none(attempt.lease_expires_at),
+        ended_at=timestamp_or_none(attempt.ended_at),
+        progress=attempt.progress,
+        failure_class=attempt.failure_class,
+        error=error_view(attempt.error),
+        idempotency_key=view.steps[step_id].idempotency_key,
+        **_routing_fields(attempt.routing),
+        quarantined=contract.StepInput(kept.result, kept.artifact_refs) if kept else None,
+    )
+
+
+def event_view(event: Event) -> contract.EventView:
+    return contract.EventView(
+        jobId=event.job_id,
+        seq=event.seq,
+        type=event.type,
+        at=timestamp(event.at),
+        stepId=event.step_id,
+        attempt_no=event.attempt_no,
+        data=event.data,
+    )
+
+
+def error_view(error: ErrorInfo | None) -> contract.Error | None:
+    return contract.Error(error.code, error.message) if error else None
