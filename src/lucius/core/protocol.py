@@ -14,8 +14,8 @@ Delay = Annotated[int, Meta(ge=0, le=MONTH_MS)]
 Timeout = Annotated[int, Meta(ge=1, le=MONTH_MS)]
 Backoffs = Annotated[tuple[Delay, ...], Meta(min_length=1, max_length=100)]
 Text = Annotated[str, Meta(max_length=4096)]
-Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-Slug = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(?!\n)$")]
+Slug = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}(?!\n)$")]
 Alias = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
@@ -67,6 +67,12 @@ class Protocol(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     def after(self, step_id: str) -> StepSpec | None:
         following = self.index(step_id) + 1
         return self.steps[following] if following < len(self.steps) else None
+
+
+def payload_defaults(schema: dict[str, Any]) -> dict[str, Any]:
+    """What a payload schema gives for top-level members that a client leaves out."""
+    properties = schema.get("properties", {})
+    return {name: part["default"] for name, part in properties.items() if isinstance(part, dict) and "default" in part}
 
 
 def digest(protocol: Protocol) -> str:

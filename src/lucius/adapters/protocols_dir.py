@@ -1,0 +1,242 @@
+"""Protocols from folders of YAML and JSON files, one protocol version in each.
+
+The shipped folder comes first and the operator's after it, which adds request types, and newer versions of
+shipped ones. A file that is wrong is refused by itself: the other files load, and if it was good before, what it
+said then stays in force until it is mended or removed.
+
+    payload_schema: {...}               a JSON Schema in place
+    payload_schema: schemas/ocr.yaml    or in a file below the folder, put in place when the protocol is read
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+from msgspec import Struct
+
+from lucius import marked
+from lucius.core.protocol import Protocol, payload_defaults
+from lucius.marked import Marked
+from lucius.ports.errors import ProtocolError
+
+SHIPPED = Path(__file__).parent.parent / "protocols"
+SUFFIXES = (".yaml", ".yml", ".json")
+
+Signature = tuple[int, int, int, int]
+
+
+class _File(Struct):
+    """What a file says (`candidate`), what of it is in force (`good`), and why the two differ (`problem`)."""
+
+    candidate: Protocol | None = None
+    good: Protocol | None = None
+    problem: ProtocolError | None = None
+    line: int = 1
+
+
+class ProtocolsDir:
+    """A ProtocolSource over folders. Loads at once; `refresh` looks for changes."""
+
+    def __init__(self, *folders: Path, shipped: bool = True) -> None:
+        self._folders = ([SHIPPED] if shipped else []) + list(folders)
+        self._seen: dict[Path, Signature] = {}
+        self._files: dict[Path, _File] = {}
+        self._folder_problems: list[ProtocolError] = []
+        self._index = _Index()
+        self.refresh()
+
+    def resolve(self, request_type: str, version: int | None = None) -> Protocol | None:
+        return self._index.resolve(request_type, version)
+
+    def list(self) -> tuple[Protocol, ...]:
+        return self._index.list()
+
+    def problems(self) -> tuple[ProtocolError, ...]:
+        return (*self._folder_problems, *(file.problem for file in self._files.values() if file.problem))
+
+    def refresh(self) -> bool:
+        self._folder_problems = []
+        seen = {path: signature for folder in self._folders for path, signature in self._scan(folder)}
+        if seen == self._seen:
+            return False
+        changed = {path for path in seen.keys() | self._seen.keys() if seen.get(path) != self._seen.get(path)}
+        # Any protocol may have taken its schema from a changed file below the folder, so all are read again then.
+        read_all = any(path.parent not in self._folders for path in changed)
+        protocols = [path for path in seen if path.parent in self._folders]
+        self._files = {
+            path: _read_again(self._files.get(path), path)
+            if read_all or path in changed or path not in self._files
+            else self._files[path]
+            for path in protocols
+        }
+        self._index = _put_in_force(self._files)
+        self._seen = seen
+        return True
+
+    def _scan(self, folder: Path) -> Iterator[tuple[Path, Signature]]:
+        try:
+            yield from _signatures(folder)
+            if (folder / "schemas").is_dir():
+                yield from _signatures(folder / "schemas")
+        except OSError as error:
+            self._folder_problems.append(ProtocolError(f"can't be read: {error.strerror}", file=str(folder)))
+
+
+def _signatures(folder: Path) -> Iterator[tuple[Path, Signature]]:
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        if entry.name.startswith(".") or not entry.name.endswith(SUFFIXES):
+            continue
+        try:
+            info = entry.stat()
+        except OSError:  # gone again, or a dangling link
+            continue
+        if stat.S_ISREG(info.st_mode):
+            yield Path(entry.path), (info.st_mtime_ns, info.st_ctime_ns, info.st_size, info.st_ino)
+
+
+def _read_again(before: _File | None, path: Path) -> _File:
+    file = _File(good=before.good if before else None)
+    try:
+        file.candidate, file.line = _read(path)
+    except ProtocolError as problem:
+        file.problem = problem
+    if file.candidate == file.good:  # the same object again, so that what is cached for it stays cached
+        file.candidate = file.good
+    return file
+
+
+def _put_in_force(files: dict[Path, _File]) -> "_Index":
+    """Files that say what they said before keep their place; of the others, the first to claim a name gets it."""
+    index = _Index()
+    for path, file in sorted(files.items(), key=lambda item: item[1].good is None or item[1].candidate != item[1].good):
+        _settle(index, path, file)
+    return index
+
+
+def _settle(index: "_Index", path: Path, file: _File) -> None:
+    previous, file.good = file.good, None
+    if file.candidate is not None:
+        clash = index.clash(file.candidate)
+        file.problem = ProtocolError(clash, file=str(path), line=file.line) if clash else None
+        file.good = None if clash else file.candidate
+    if file.good is None and previous is not None and index.clash(previous) is None:
+        file.good = previous
+    if file.good is not None:
+        index.add(file.good, path)
+
+
+class _Index:
+    """Protocols by request type and alias, and which file gave them."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str, dict[int, Protocol]] = {}
+        self._newest: dict[str, Protocol] = {}
+        self._names: dict[str, str] = {}
+        self._ids: dict[str, str] = {}
+        self._paths: dict[tuple[str, int], Path] = {}
+
+    def resolve(self, name: str, version: int | None) -> Protocol | None:
+        request_type = self._names.get(name)
+        if request_type is None:
+            return None
+        return self._newest[request_type] if version is None else self._versions[request_type].get(version)
+
+    def list(self) -> tuple[Protocol, ...]:
+        return tuple(
+            protocol for _, versions in sorted(self._versions.items()) for _, protocol in sorted(versions.items())
+        )
+
+    def clash(self, protocol: Protocol) -> str | None:
+        """Why this protocol can't stand beside those already here."""
+        kind, version = protocol.request_type, protocol.version
+        if other := self._paths.get((kind, version)):
+            return f"version {version} of {kind} is already given by {other}; use a higher version to replace it"
+        for name in (kind, *protocol.aliases):
+            if self._names.get(name, kind) != kind:
+                return f"the name {name} already stands for {self._names[name]}"
+        if self._ids.get(protocol.protocol_id, kind) != kind:
+            return f"the protocol_id {protocol.protocol_id} already belongs to {self._ids[protocol.protocol_id]}"
+        for other_version in self._versions.get(kind, {}).values():
+            if other_version.protocol_id != protocol.protocol_id:
+                return f"{kind} already has the protocol_id {other_version.protocol_id}"
+        return None
+
+    def add(self, protocol: Protocol, path: Path) -> None:
+        kind = protocol.request_type
+        self._versions.setdefault(kind, {})[protocol.version] = protocol
+        if protocol.version >= self._newest.get(kind, protocol).version:
+            self._newest[kind] = protocol
+        self._names.update(dict.fromkeys((kind, *protocol.aliases), kind))
+        self._ids[protocol.protocol_id] = kind
+        self._paths[kind, protocol.version] = path
+
+
+def read_protocol(path: Path) -> Protocol:
+    """One file as a protocol. Raises ProtocolError with file, line and reason."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[Protocol, int]:
+    """The protocol, and the line that names it."""
+    source = marked.read(path)
+    schemas = _include_schemas(source, path.parent)
+    protocol = source.convert(Protocol)
+    _check_steps(source, protocol)
+    for index, spec in enumerate(protocol.steps):
+        included = schemas.get(index)
+        _check_schema(included or source, spec.payload_schema, () if included else ("steps", index, "payload_schema"))
+    return protocol, source.line("request_type")
+
+
+def _include_schemas(source: Marked, folder: Path) -> dict[int, Marked]:
+    """Put schemas that are named by file in place; answers them by step, for the lines of their faults."""
+    included = {}
+    steps = source.value.get("steps") if isinstance(source.value, dict) else None
+    for index, step in enumerate(steps if isinstance(steps, list) else ()):
+        name = step.get("payload_schema") if isinstance(step, dict) else None
+        if not isinstance(name, str):
+            continue
+        where = ("steps", index, "payload_schema")
+        path = folder / "schemas" / Path(name).name
+        if name != f"schemas/{path.name}" or path.suffix not in SUFFIXES:
+            raise source.error(
+                f"payload_schema must be a JSON Schema or name a file as in schemas/x.yaml: {name}", where
+            )
+        if not path.is_file():
+            raise source.error(f"there is no file {path}", where)
+        included[index] = marked.read(path)
+        step["payload_schema"] = included[index].value
+    return included
+
+
+def _check_steps(source: Marked, protocol: Protocol) -> None:
+    first: dict[str, int] = {}
+    for index, spec in enumerate(protocol.steps):
+        where = ("steps", index)
+        if spec.step_id in first:
+            raise source.error(f"the step id {spec.step_id} is used twice", (*where, "step_id"))
+        first[spec.step_id] = index
+        retry = spec.retry_policy
+        if retry.max_delay_ms < retry.initial_delay_ms:
+            reason = f"max_delay_ms ({retry.max_delay_ms}) is less than initial_delay_ms ({retry.initial_delay_ms})"
+            raise source.error(reason, (*where, "retry_policy", "max_delay_ms"))
+
+
+def _check_schema(source: Marked, schema: dict[str, Any], where: tuple[str | int, ...]) -> None:
+    """The schema must compile without fetching anything, and its own defaults must satisfy it."""
+    try:
+        validator = jsonschema_rs.validator_for(schema, offline=True)
+    except jsonschema_rs.ValidationError as error:
+        reason = f"is not a JSON Schema: {error.message}"
+        raise source.error(reason, (*where, *error.instance_path)) from None
+    except (jsonschema_rs.ReferencingError, ValueError) as error:
+        raise source.error(f"is not a JSON Schema: {error}", where) from None
+    for fault in validator.iter_errors(payload_defaults(schema)):
+        if fault.instance_path:  # a required member without a default is no fault of the defaults
+            name = fault.instance_path[0]
+            raise source.error(f"the default of {name} doesn't fit: {fault.message}", (*where, "properties", name))

@@ -1,0 +1,166 @@
+"""Reads a YAML or JSON file into plain JSON values and remembers on which line each of them stands.
+
+Used by the adapters that read an operator's files, so that a fault found long after parsing can still name its
+line. Everything that is wrong is a ProtocolError with file, line and reason.
+"""
+
+import json
+import math
+import pathlib
+import re
+import stat
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from lucius.ports.errors import ProtocolError
+
+MAX_BYTES = 1024 * 1024
+MAX_NODES = 100_000
+MAX_DEPTH = 100
+
+Path = tuple[str | int, ...]
+Lines = dict[Path, int]
+T = TypeVar("T")
+
+_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq", "merge")}
+_PATH_PART = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[(\d+)\]")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without dates: a value that JSON can't hold is a plain string here."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+class Marked:
+    """A file's value, with the line of each part."""
+
+    def __init__(self, file: str, value: Any, lines: Lines) -> None:
+        self.file = file
+        self.value = value
+        self.lines = lines
+
+    def line(self, *path: str | int) -> int:
+        """The line of a part, or of the nearest part around it that stands in the file."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+    def error(self, reason: str, path: Path = ()) -> ProtocolError:
+        return ProtocolError(reason, file=self.file, line=self.line(*path))
+
+    def convert(self, to: type[T], at: Path = ()) -> T:
+        """The value, or the part of it at a path, as a record. Raises ProtocolError at the first misfit."""
+        value = self.value
+        for key in at:
+            value = value[key]
+        try:
+            return msgspec.convert(value, to)
+        except msgspec.ValidationError as error:
+            raise self._misfit(str(error), at) from None
+
+    def _misfit(self, text: str, at: Path) -> ProtocolError:
+        message, _, where = text.partition(" - at `")
+        where = where.partition("[...]")[0]  # msgspec doesn't say which member of a free mapping
+        path = (*at, *(key or int(index) for key, index in _PATH_PART.findall(where)))
+        if unknown := re.search(r"unknown field `(.*)`$", message):
+            return self.error(f"unknown field {unknown[1]}{_within(path)}", (*path, unknown[1]))
+        return self.error(f"{message.replace('`', '')}{_within(path)}", path)
+
+
+def _within(path: Path) -> str:
+    return f" at {'.'.join(map(str, path))}" if path else ""
+
+
+def read(path: pathlib.Path) -> Marked:
+    """Read one file. Raises ProtocolError, and nothing else, whatever the file holds."""
+    file = str(path)
+    try:
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):  # opening a pipe would block
+            raise ProtocolError("is not a regular file", file=file)
+        if info.st_size > MAX_BYTES:
+            raise ProtocolError(f"is larger than {MAX_BYTES} bytes", file=file)
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"is not UTF-8 (byte {error.start})", file=file) from None
+    except OSError as error:
+        raise ProtocolError(f"can't be read: {error.strerror}", file=file) from None
+    try:
+        return _read_json(file, text) if path.suffix == ".json" else _read_yaml(file, text)
+    except RecursionError:
+        raise ProtocolError("is nested too deeply", file=file) from None
+
+
+def _read_json(file: str, text: str) -> Marked:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ProtocolError(f"is not JSON: {error.msg}", file=file, line=error.lineno) from None
+    except ValueError as error:  # a number with thousands of digits
+        raise ProtocolError(f"is not JSON: {error}", file=file) from None
+    # JSON is YAML but for tabs, which JSON only has between its parts: with spaces instead, the lines come out right.
+    return Marked(file, value, _read_yaml(file, text.replace("\t", " ")).lines)
+
+
+def _read_yaml(file: str, text: str) -> Marked:
+    lines: Lines = {}
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            raise ProtocolError("is empty", file=file, line=1)
+        _mark(file, node, (), lines)
+        return Marked(file, loader.construct_document(node), lines)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        reason = f"is not YAML: {error.problem or error.context}"
+        raise ProtocolError(reason, file=file, line=mark.line + 1 if mark else None) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ProtocolError(f"is not YAML: {str(error).splitlines()[0]}", file=file) from None
+
+
+def _mark(file: str, node: yaml.Node, path: Path, lines: Lines) -> None:
+    """Note the line of every part, and refuse what JSON has no room for."""
+    line = node.start_mark.line + 1
+    lines.setdefault(path, line)
+    if len(lines) > MAX_NODES or len(path) > MAX_DEPTH:  # also stops aliases that multiply or contain themselves
+        raise ProtocolError("is too large or nested too deeply once its aliases are followed", file=file, line=line)
+    if node.tag not in _TAGS:
+        raise ProtocolError(f"the tag {node.tag} has no place here", file=file, line=line)
+    if isinstance(node, yaml.MappingNode):
+        _mark_members(file, node, path, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            _mark(file, item, (*path, index), lines)
+    elif node.tag.endswith(":float") and not math.isfinite(_float(node.value)):
+        raise ProtocolError("JSON has no NaN and no infinity", file=file, line=line)
+
+
+def _mark_members(file: str, node: yaml.MappingNode, path: Path, lines: Lines) -> None:
+    seen: set[str] = set()
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if key.tag.endswith(":merge"):
+            _mark(file, value, path, lines)
+            continue
+        if not key.tag.endswith(":str"):
+            raise ProtocolError(f"the key {key.value!r} must be text: put it in quotes", file=file, line=line)
+        if key.value in seen:
+            raise ProtocolError(f"the key {key.value} is given twice", file=file, line=line)
+        seen.add(key.value)
+        lines[(*path, key.value)] = line
+        _mark(file, value, (*path, key.value), lines)
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text.replace("_", ""))
+    except ValueError:  # .inf, .nan
+        return math.nan

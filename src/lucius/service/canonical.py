@@ -1,0 +1,97 @@
+"""The canonical form of a command, whose SHA-256 tells a repeated submission from a new one.
+
+RFC 8785 after dropping null members at every depth. Values that RFC 8785 cannot carry exactly are refused
+rather than rounded: two different commands must never share a fingerprint.
+"""
+
+import hashlib
+import math
+import re
+from typing import Any
+
+import msgspec
+import rfc8785
+
+from lucius.contract import Fault
+from lucius.service.errors import RejectCode, Rejected
+from lucius.service.json_values import drop_nulls, pointer, walk
+
+MAX_INTEGER = 2**53 - 1
+
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+
+# Where msgspec's output may differ from RFC 8785: floats, integers of 16 digits and more, and nulls (dropped
+# members, and NaN, which msgspec writes as null). It also matches inside strings; that only costs the slow way.
+_DOUBTFUL_NUMBER = re.compile(rb"[:\[,]-?(?:[0-9]{16}|[0-9]+[.eE])")
+
+
+def command_value(
+    *, tenant_id: str, request_type: str, input_ref: str, output_ref: str, payload: dict[str, Any], schema_version: str
+) -> dict[str, Any]:
+    """The members that make a command the same command, tenant and request type normalised by the caller."""
+    return {
+        "input_ref": input_ref,
+        "output_ref": output_ref,
+        "payload": payload,
+        "request_type": request_type,
+        "schema_version": schema_version,
+        "tenant_id": tenant_id,
+    }
+
+
+def fingerprint(value: Any) -> str:
+    """SHA-256 of the canonical form, in hex. Raises Rejected (NUMBER_NOT_REPRESENTABLE)."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def canonical(value: Any) -> bytes:
+    """RFC 8785 without null members. Raises Rejected (NUMBER_NOT_REPRESENTABLE) with a pointer for each fault."""
+    try:
+        encoded = _encode_sorted(value)
+    except (UnicodeEncodeError, RecursionError):  # a lone surrogate, or nesting that the slow way explains
+        return _canonical_slow(value)
+    # In ASCII, msgspec's order of keys (by code point) and RFC 8785's (by UTF-16 unit) are the same.
+    if encoded.isascii() and b"null" not in encoded and _DOUBTFUL_NUMBER.search(encoded) is None:
+        return encoded
+    return _canonical_slow(value)
+
+
+def _canonical_slow(value: Any) -> bytes:
+    if faults := _unrepresentable(value):
+        raise Rejected(
+            RejectCode.NUMBER_NOT_REPRESENTABLE, f"{faults[0].pointer or 'the body'}: {faults[0].message}", faults
+        )
+    return rfc8785.dumps(drop_nulls(value))
+
+
+def _unrepresentable(value: Any) -> list[Fault]:
+    faults = []
+    for path, item in walk(value):
+        message = _why_not(item)
+        if message is None and path and isinstance(path[-1], str):
+            message = _why_not(path[-1])
+        if message is not None:
+            faults.append(Fault(pointer(path), message))
+    return faults
+
+
+def _why_not(item: Any) -> str | None:
+    match item:
+        case bool():
+            return None
+        case int() if abs(item) > MAX_INTEGER:
+            return "integers beyond ±(2^53 − 1) lose digits in JSON readers; send it as a string"
+        case float() if not math.isfinite(item):
+            return "JSON has no NaN and no infinity"
+        case str() if not _encodable(item):
+            return "the text holds half of a surrogate pair"
+        case _:
+            return None
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,126 @@
+"""Every refusal that a caller can get, with its stable code. HTTP statuses are given to them in `api/`.
+
+LuciusError
+└── Rejected     code, detail, faults; and for some codes the job, the disposition or when to try again
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from lucius.contract import Fault
+from lucius.ports.errors import LuciusError
+
+
+class RejectCode(StrEnum):
+    """Stable: a code is never renamed and never changes its meaning."""
+
+    MALFORMED_JSON = "MALFORMED_JSON"
+    INVALID_ENVELOPE = "INVALID_ENVELOPE"
+    UNKNOWN_FIELD = "UNKNOWN_FIELD"
+    UNSUPPORTED_SCHEMA_VERSION = "UNSUPPORTED_SCHEMA_VERSION"
+    UNKNOWN_REQUEST_TYPE = "UNKNOWN_REQUEST_TYPE"
+    UNKNOWN_PROTOCOL_VERSION = "UNKNOWN_PROTOCOL_VERSION"
+    INVALID_PAYLOAD = "INVALID_PAYLOAD"
+    FORBIDDEN_REF = "FORBIDDEN_REF"
+    INVALID_TENANT = "INVALID_TENANT"
+    MODE_NOT_PERMITTED = "MODE_NOT_PERMITTED"
+    DOC_ID_REQUIRED = "DOC_ID_REQUIRED"
+    CALLBACK_URL_FORBIDDEN = "CALLBACK_URL_FORBIDDEN"
+    NUMBER_NOT_REPRESENTABLE = "NUMBER_NOT_REPRESENTABLE"
+    IDEMPOTENCY_KEY_REUSED = "IDEMPOTENCY_KEY_REUSED"
+    TENANT_LIMIT = "TENANT_LIMIT"
+    MODE_LIMIT = "MODE_LIMIT"
+    PROTOCOL_LIMIT = "PROTOCOL_LIMIT"
+    GLOBAL_LIMIT = "GLOBAL_LIMIT"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    FORBIDDEN_SCOPE = "FORBIDDEN_SCOPE"
+    FORBIDDEN_TENANT = "FORBIDDEN_TENANT"
+    INVALID_CALLBACK_TOKEN = "INVALID_CALLBACK_TOKEN"
+    CALLBACK_TOKEN_EXPIRED = "CALLBACK_TOKEN_EXPIRED"
+    CALLBACK_TOKEN_MISMATCH = "CALLBACK_TOKEN_MISMATCH"
+    JOB_NOT_FOUND = "JOB_NOT_FOUND"
+    STEP_NOT_FOUND = "STEP_NOT_FOUND"
+    JOB_TERMINAL = "JOB_TERMINAL"
+    STALE_CALLBACK = "STALE_CALLBACK"
+    INVALID_CALLBACK = "INVALID_CALLBACK"
+    BODY_TOO_LARGE = "BODY_TOO_LARGE"
+    UNSUPPORTED_MEDIA_TYPE = "UNSUPPORTED_MEDIA_TYPE"
+    NOT_FOUND = "NOT_FOUND"
+    METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
+    INVALID_QUERY = "INVALID_QUERY"
+    INVALID_CURSOR = "INVALID_CURSOR"
+    BATCH_TOO_LARGE = "BATCH_TOO_LARGE"
+    LEDGER_FULL = "LEDGER_FULL"
+    LEDGER_CONTENDED = "LEDGER_CONTENDED"
+    NOT_READY = "NOT_READY"
+    INTERNAL = "INTERNAL"
+
+
+TITLES: dict[RejectCode, str] = {
+    RejectCode.MALFORMED_JSON: "The body is not valid JSON",
+    RejectCode.INVALID_ENVELOPE: "The body does not follow the envelope",
+    RejectCode.UNKNOWN_FIELD: "The body has fields that the envelope does not know",
+    RejectCode.UNSUPPORTED_SCHEMA_VERSION: "This schema_version is not supported",
+    RejectCode.UNKNOWN_REQUEST_TYPE: "No protocol serves this request_type",
+    RejectCode.UNKNOWN_PROTOCOL_VERSION: "The protocol has no such version",
+    RejectCode.INVALID_PAYLOAD: "The payload does not fit the protocol's steps",
+    RejectCode.FORBIDDEN_REF: "A reference is malformed or outside the policy",
+    RejectCode.INVALID_TENANT: "The tenant_id is not a tenant id",
+    RejectCode.MODE_NOT_PERMITTED: "The tenant may not use this mode",
+    RejectCode.DOC_ID_REQUIRED: "BURST needs a doc_id",
+    RejectCode.CALLBACK_URL_FORBIDDEN: "A callback URL is malformed or its host is not allowed",
+    RejectCode.NUMBER_NOT_REPRESENTABLE: "A value cannot be carried exactly by every JSON reader",
+    RejectCode.IDEMPOTENCY_KEY_REUSED: "The idempotency key belongs to a different command",
+    RejectCode.TENANT_LIMIT: "The tenant has as many jobs in flight as it may have",
+    RejectCode.MODE_LIMIT: "This mode has as many jobs in flight as it may have",
+    RejectCode.PROTOCOL_LIMIT: "This protocol has as many jobs in flight as it may have",
+    RejectCode.GLOBAL_LIMIT: "The deployment has as many jobs in flight as it may have",
+    RejectCode.UNAUTHENTICATED: "No valid credentials were given",
+    RejectCode.FORBIDDEN_SCOPE: "The credentials lack the scope for this",
+    RejectCode.FORBIDDEN_TENANT: "The credentials are not good for this tenant",
+    RejectCode.INVALID_CALLBACK_TOKEN: "The callback token is missing or not ours",
+    RejectCode.CALLBACK_TOKEN_EXPIRED: "The callback token has expired",
+    RejectCode.CALLBACK_TOKEN_MISMATCH: "The callback token belongs to another attempt",
+    RejectCode.JOB_NOT_FOUND: "There is no such job",
+    RejectCode.STEP_NOT_FOUND: "The job has no such step",
+    RejectCode.JOB_TERMINAL: "The job has ended",
+    RejectCode.STALE_CALLBACK: "Another attempt of the step is current",
+    RejectCode.INVALID_CALLBACK: "The callback does not follow the contract",
+    RejectCode.BODY_TOO_LARGE: "The body is larger than the limit",
+    RejectCode.UNSUPPORTED_MEDIA_TYPE: "The body must be application/json",
+    RejectCode.NOT_FOUND: "There is nothing at this address",
+    RejectCode.METHOD_NOT_ALLOWED: "This address does not take this method",
+    RejectCode.INVALID_QUERY: "A query parameter is wrong",
+    RejectCode.INVALID_CURSOR: "The cursor was not given out by this listing",
+    RejectCode.BATCH_TOO_LARGE: "The batch has more items than the limit",
+    RejectCode.LEDGER_FULL: "The ledger has no space left; nothing was kept",
+    RejectCode.LEDGER_CONTENDED: "Too many changes of the same job at once; try again",
+    RejectCode.NOT_READY: "The server cannot take work yet",
+    RejectCode.INTERNAL: "Something went wrong on our side",
+}
+
+
+class Rejected(LuciusError):
+    """A request is refused, and nothing was created or changed."""
+
+    def __init__(
+        self,
+        code: RejectCode,
+        detail: str = "",
+        faults: Sequence[Fault] = (),
+        *,
+        job_id: str | None = None,
+        disposition: str | None = None,
+        retry_after_seconds: int | None = None,
+    ) -> None:
+        super().__init__(f"{code}: {detail or TITLES[code]}")
+        self.code = code
+        self.detail = detail
+        self.faults = list(faults)
+        self.job_id = job_id
+        self.disposition = disposition
+        self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.code]
