@@ -29,7 +29,7 @@ def receive(draft: Draft, said: ServiceSaid) -> Reply:
     disposition = _judge(step, said, digest)
     if disposition is not Disposition.APPLIED:
         _record(draft, step, said, disposition)
-        return _reply(draft, disposition)
+        return _reply(draft, disposition, said.step_id)
     _apply(draft, step, said, digest)
     return _reply(draft, disposition, said.step_id)
 
@@ -74,7 +74,9 @@ def _heartbeat(draft: Draft, step: Step, said: Heartbeat) -> None:
     lease = draft.now + tasks.lease_ms(draft, tasks.spec_of(draft, step))
     progress = said.progress if said.progress is not None else step.attempt.progress
     extended = max(lease, step.attempt.lease_expires_at or 0)
-    draft.change_step(step, attempt=replace(step.attempt, lease_expires_at=extended, progress=progress))
+    extra = said.extra or step.attempt.extra  # an applied heartbeat leaves no event to keep them in
+    attempt = replace(step.attempt, lease_expires_at=extended, progress=progress, extra=extra)
+    draft.change_step(step, attempt=attempt)
 
 
 def _stale(draft: Draft, step: Step, said: ServiceSaid) -> Reply:

@@ -33,7 +33,7 @@ def _look_at(draft: Draft, step: Step, resumed_at: Instant) -> None:
     match step.status:
         case StepStatus.INITIATED if attempt.ack_deadline is not None and attempt.ack_deadline <= now:
             period = spec.ack_timeout_ms or draft.env.defaults.ack_timeout_ms
-            if fresh := _fresh_period(attempt.handed_over_at, attempt.ack_deadline, period, resumed_at):
+            if fresh := _fresh_period(attempt.handed_over_at, now, period, resumed_at):
                 _extend(draft, step, ack_deadline=fresh)
             else:
                 tasks.time_out(draft, step, AttemptOutcome.ACK_TIMEOUT)
@@ -41,7 +41,7 @@ def _look_at(draft: Draft, step: Step, resumed_at: Instant) -> None:
             tasks.time_out(draft, step, AttemptOutcome.STEP_TIMEOUT)
         case StepStatus.PROCESSING if attempt.lease_expires_at is not None and attempt.lease_expires_at <= now:
             period = tasks.lease_ms(draft, spec)
-            if fresh := _fresh_period(attempt.picked_up_at, attempt.lease_expires_at, period, resumed_at):
+            if fresh := _fresh_period(attempt.picked_up_at, now, period, resumed_at):
                 _extend(draft, step, lease_expires_at=fresh)
             else:
                 tasks.time_out(draft, step, AttemptOutcome.LEASE_EXPIRED)
@@ -51,15 +51,15 @@ def _look_at(draft: Draft, step: Step, resumed_at: Instant) -> None:
             pass
 
 
-def _fresh_period(started: Instant | None, deadline: Instant, period: Millis, resumed_at: Instant) -> Instant | None:
-    """One more period for an attempt that was out there while we were not looking.
+def _fresh_period(started: Instant | None, now: Instant, period: Millis, resumed_at: Instant) -> Instant | None:
+    """One more period for an attempt that is overdue and was out there while we were not looking.
 
     A service may have spoken to a closed door until `resumed_at`, so its silence counts only from then on. The
     new deadline is a full period after that, hence never given twice for the same absence.
     """
     fresh = resumed_at + period
     was_out = started is not None and started < resumed_at
-    return fresh if was_out and deadline < fresh else None
+    return fresh if was_out and now < fresh else None
 
 
 def _extend(draft: Draft, step: Step, **deadline: Instant) -> None:
@@ -73,6 +73,5 @@ def end_overdue_job(draft: Draft) -> None:
     cancelling = draft.cancelling
     status = StepStatus.CANCELLED if cancelling else StepStatus.FAILED_FINAL
     for step in draft.active_steps():
-        fenced = replace(step, attempt=replace(step.attempt, failure_class=FailureClass.NON_RETRYABLE))
-        tasks.fence(draft, fenced, status, AttemptOutcome.JOB_TIMEOUT, error)
+        tasks.fence(draft, step, status, AttemptOutcome.JOB_TIMEOUT, error, FailureClass.NON_RETRYABLE)
     tasks.end_job(draft, JobStatus.CANCELLED if cancelling else JobStatus.FAILED_FINAL, error)

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import assert_never
 
-from msgspec.structs import replace
-
 from lucius.core import callbacks, deadlines, tasks
 from lucius.core.decision import Applied, Decision, Env, Ignored, JobView, Refused, Reply
 from lucius.core.draft import Draft, counted, unacked_counter
@@ -48,7 +46,10 @@ def decide(view: JobView | None, happened: Input, now: Instant, env: Env) -> Dec
 def decide_all(view: JobView | None, inputs: Sequence[Input], now: Instant, env: Env) -> Decision:
     """Several inputs at one instant, folded into one decision and hence one commit."""
     draft = Draft(view, now, env)
-    return draft.finish(tuple(_decide(draft, happened) for happened in inputs))
+    replies = tuple(_decide(draft, happened) for happened in inputs)
+    if not draft.exists:
+        raise ValueError("a job that does not exist can only be submitted")
+    return draft.finish(replies)
 
 
 def _decide(draft: Draft, happened: Input) -> Reply:
@@ -199,7 +200,6 @@ def _retry_hand_over(draft: Draft, asked: RetryHandOver) -> Reply:
 
 
 def _repair(draft: Draft, drift: Repair) -> Reply:
-    """Drift is a store's fault, not the service's: the new attempt is not counted against the budget."""
     if not draft.job.live:
         return Ignored("the job has ended")
     if draft.job.status is JobStatus.QUEUED:
@@ -207,7 +207,6 @@ def _repair(draft: Draft, drift: Repair) -> Reply:
     for step in draft.active_steps():
         if step.step_id in drift.missing_rows and step.status is StepStatus.DISPATCHING:
             draft.emit("DRIFT_REPAIRED", step, what="a DISPATCHING step had no outbox row")
-            ended = replace(step.attempt, ended_at=draft.now, outcome=AttemptOutcome.REPAIRED, claimed_at=None)
-            tasks.dispatch_again(draft, replace(step, attempt=ended), counts=False)
+            tasks.repair(draft, step)
     draft.change_job(blocked=None)  # derived anew, with `due_at`, when the decision is finished
     return Applied()

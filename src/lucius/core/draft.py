@@ -80,6 +80,8 @@ class Draft:
 
     def start_step(self, step: Step) -> None:
         """A step's first attempt. Until now it was PENDING and had no record."""
+        if step.step_id in self.steps:
+            raise IllegalTransition(f"step {step.step_id} has started already")
         self._put(step)
         self._job = replace(
             self.job,

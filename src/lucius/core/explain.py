@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from lucius.core.decision import Env, JobView
-from lucius.core.model import BlockedReason, Instant, JobStatus, Step
+from lucius.core.model import Attempt, BlockedReason, Instant, JobStatus, Step
 from lucius.core.retry import max_attempts
 
 
@@ -15,10 +15,7 @@ def explain(view: JobView, reason: BlockedReason, env: Env) -> str:
     """The sentence for a live job that waits for `reason`."""
     blocked = view.job.blocked
     step = view.steps.get(blocked.step_id) if blocked and blocked.step_id else None
-    if step is None:
-        sentence = "accepted; waits for an engine to take it"
-    else:
-        sentence = _step_sentence(view, step, reason, env)
+    sentence = _step_sentence(view, step, reason, env) if step else "accepted; waits for an engine to take it"
     if view.job.status is JobStatus.CANCELLING:
         return f"being cancelled once this ends: {sentence}"
     return sentence
@@ -41,18 +38,24 @@ def _step_sentence(view: JobView, step: Step, reason: BlockedReason, env: Env) -
             )
         case BlockedReason.RESULT:
             done = f", {attempt.progress:.0%} done" if attempt.progress is not None else ""
-            return (
-                f"service {step.service} works on step {step.step_id} ({try_no}{done}); "
-                f"its lease runs until {_when(attempt.lease_expires_at)}"
-            )
+            return f"service {step.service} works on step {step.step_id} ({try_no}{done}); {_time_left(attempt)}"
         case BlockedReason.RETRY:
             cause = attempt.error.code if attempt.error else str(attempt.outcome)
             return (
-                f"step {step.step_id} waits for its retry: attempt {step.tries} of {limit} ended with {cause}, "
+                f"step {step.step_id} waits for its retry: {try_no} at service {step.service} ended with {cause}, "
                 f"the next one starts at {_when(step.retry_at)}"
             )
         case _:
-            return f"step {step.step_id} ({try_no}) waits in the outbox for service {step.service} to take it"
+            waits = f"step {step.step_id} ({try_no}) waits in the outbox for service {step.service} to take it"
+            deadline = view.job.deadline
+            return f"{waits}, until {_when(deadline)} at the latest" if deadline else f"{waits}, however long it takes"
+
+
+def _time_left(attempt: Attempt) -> str:
+    lease, limit = attempt.lease_expires_at, attempt.hard_deadline
+    if lease is not None and limit is not None and limit <= lease:
+        return f"its time limit ends at {_when(limit)}"
+    return f"its lease runs until {_when(lease)}"
 
 
 def _when(at: Instant | None) -> str:

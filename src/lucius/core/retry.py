@@ -10,12 +10,10 @@ DEPENDENCY_INITIAL_MS = 60_000
 
 def failure_class(word: str | None, status: str) -> FailureClass:
     """The class a service's words stand for. What we don't know is worth another try within the budget."""
-    if word:
-        try:
-            return FailureClass(word.strip().upper())
-        except ValueError:
-            return FailureClass.RETRYABLE
-    return FailureClass.NON_RETRYABLE if status == "FAILED_FINAL" else FailureClass.RETRYABLE
+    try:
+        return FailureClass((word or "").strip().upper())
+    except ValueError:
+        return FailureClass.NON_RETRYABLE if status == "FAILED_FINAL" else FailureClass.RETRYABLE
 
 
 def max_attempts(spec: StepSpec, env: Env) -> int:

@@ -79,6 +79,20 @@ def dispatch_again(draft: Draft, step: Step, *, counts: bool = True) -> None:
     draft.emit("STEP_DISPATCHED", changed, lease_id=changed.attempt.lease_id)
 
 
+def repair(draft: Draft, step: Step) -> None:
+    """Its outbox row is gone. If it was being published it may have left us; if not, it is recorded anew.
+
+    Drift is a store's fault, not the service's: the new attempt is not counted against the budget. The old row is
+    withdrawn in case it was only out of sight, so that no attempt has two.
+    """
+    if step.attempt.claimed_at is not None:
+        hand_over(draft, step)
+        return
+    draft.put_row(step, OutboxStatus.WITHDRAWN)
+    ended = replace(step.attempt, ended_at=draft.now, outcome=AttemptOutcome.REPAIRED)
+    dispatch_again(draft, replace(step, attempt=ended), counts=False)
+
+
 def hand_over(draft: Draft, step: Step) -> Step:
     """DISPATCHING → INITIATED: it has left us, and the ACK clock starts."""
     spec = spec_of(draft, step)
@@ -136,7 +150,7 @@ def succeed(draft: Draft, step: Step, said: Succeeded, digest: str) -> None:
     changed = draft.change_step(
         step,
         status=StepStatus.SUCCEEDED,
-        attempt=replace(attempt, extra=said.extra or None),
+        attempt=replace(attempt, extra=said.extra or attempt.extra),
         result=said.result,
         artifact_refs=said.artifact_refs,
         completed_at=draft.now,
@@ -152,7 +166,7 @@ def succeed(draft: Draft, step: Step, said: Succeeded, digest: str) -> None:
 
 
 def fail_as_reported(draft: Draft, step: Step, said: Failed, digest: str) -> None:
-    ended = replace(step.attempt, digest=digest, extra=said.extra or None)
+    ended = replace(step.attempt, digest=digest, extra=said.extra or step.attempt.extra)
     _end_attempt(
         draft,
         replace(step, attempt=ended),
@@ -239,11 +253,19 @@ def _finish_step(draft: Draft, step: Step, attempt: Attempt, status: StepStatus,
         end_job(draft, JobStatus.FAILED_FINAL, ErrorInfo(error.code, message))
 
 
-def fence(draft: Draft, step: Step, status: StepStatus, outcome: AttemptOutcome, error: ErrorInfo | None) -> None:
+def fence(
+    draft: Draft,
+    step: Step,
+    status: StepStatus,
+    outcome: AttemptOutcome,
+    error: ErrorInfo | None,
+    cause: FailureClass | None = None,
+) -> None:
     """End a step from outside, whatever it was doing. Its row is withdrawn unless it may have left us."""
     unsent = step.status in (StepStatus.DISPATCHING, StepStatus.FAILED_RETRY) and step.attempt.handed_over_at is None
-    ended = step.attempt.outcome is not None
-    attempt = step.attempt if ended else replace(step.attempt, ended_at=draft.now, outcome=outcome, error=error)
+    attempt = step.attempt
+    if attempt.outcome is None:
+        attempt = replace(attempt, ended_at=draft.now, outcome=outcome, failure_class=cause, error=error)
     claimed = step.attempt.claimed_at is not None
     changed = draft.change_step(
         step,

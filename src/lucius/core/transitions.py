@@ -93,5 +93,13 @@ OUTBOX_TRANSITIONS = (
     ),
 )
 
+# A step whose turn has not come has no record. This is what it counts as once its job has ended.
+NOT_STARTED = {
+    J.SUCCEEDED: S.SKIPPED,
+    J.FAILED_FINAL: S.SKIPPED,
+    J.CANCELLED: S.CANCELLED,
+}
+
 JOB_ARROWS = frozenset((t.before, t.after) for t in JOB_TRANSITIONS)
 STEP_ARROWS = frozenset((t.before, t.after) for t in STEP_TRANSITIONS)
+OUTBOX_ARROWS = frozenset((t.before, t.after) for t in OUTBOX_TRANSITIONS)
