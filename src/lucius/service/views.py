@@ -1,6 +1,7 @@
 """From the core's records to what the API shows."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from lucius import contract
 from lucius.core.decision import EndedAttempt, Env, JobView
@@ -72,7 +73,7 @@ def job_view(view: JobView, explainer: Explainer) -> contract.JobView:
     )
 
 
-def _summary_fields(view: JobView, explainer: Explainer) -> dict[str, object]:
+def _summary_fields(view: JobView, explainer: Explainer) -> dict[str, Any]:
     job = view.job
     return {
         "jobId": job.job_id,
@@ -147,7 +148,7 @@ def _not_started(job: Job, spec: StepSpec, index: int) -> contract.StepView:
     )
 
 
-def _routing_fields(routing: Routing) -> dict[str, object]:
+def _routing_fields(routing: Routing) -> dict[str, Any]:
     return {
         "lane": routing.lane,
         "routing_key_used": routing.routing_key_used,

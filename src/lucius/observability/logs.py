@@ -1,0 +1,71 @@
+"""Structured logs: JSON for machines, colour for a terminal. Payloads and secrets never get here."""
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+
+from lucius.core.decision import Decision
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+log = structlog.get_logger("lucius.jobs")
+
+# What an operator wants to read about every job; the rest is in the job's events.
+TOLD = {
+    "JOB_ACCEPTED": "info",
+    "JOB_SUCCEEDED": "info",
+    "JOB_FAILED_FINAL": "warning",
+    "JOB_CANCELLED": "info",
+    "CANCEL_REQUESTED": "info",
+    "STEP_RETRY_SCHEDULED": "warning",
+    "STEP_FAILED": "warning",
+    "DEADLINE_EXTENDED": "info",
+    "DRIFT_REPAIRED": "warning",
+    "HANDOVER_FAILED": "warning",
+}
+
+SHOWN = ("cause", "error_code", "disposition", "by")
+
+
+def configure_logging(level: str, format_: str, stream: TextIO = sys.stderr) -> None:
+    renderer = (
+        structlog.processors.JSONRenderer()
+        if format_ == "json"
+        else structlog.dev.ConsoleRenderer(colors=stream.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=structlog.PrintLoggerFactory(stream),
+        cache_logger_on_first_use=True,
+    )
+
+
+def log_decision(decision: Decision) -> None:
+    for event in decision.events:
+        level = TOLD.get(event.type)
+        if event.data.get("disposition") in ("STALE", "LATE"):
+            level = "warning"
+        if level is None:
+            continue
+        job = decision.job
+        fields = {
+            key: value for key, value in event.data.items() if key in ("cause", "error_code", "disposition", "by")
+        }
+        getattr(log, level)(
+            event.type,
+            job_id=job.job_id,
+            tenant_id=job.tenant_id,
+            correlation_id=job.command.correlation_id,
+            step_id=event.step_id,
+            attempt_no=event.attempt_no,
+            **fields,
+        )

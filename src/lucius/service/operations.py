@@ -1,0 +1,48 @@
+"""What people do to jobs. Each act is recorded with who and why."""
+
+import asyncio
+
+from lucius.contract import JobView
+from lucius.core.decision import Applied, Refused
+from lucius.core.inputs import Cancel, RetryHandOver
+from lucius.core.model import Instant
+from lucius.ports.clock import Clock
+from lucius.ports.ledger import Ledger, PendingQuery
+from lucius.service.auth import Principal
+from lucius.service.errors import RejectCode, Rejected
+from lucius.service.hub import Hub
+from lucius.service.jobs import Jobs
+from lucius.service.queries import Queries
+
+END_OF_TIME: Instant = 2**62
+RETRY_BATCH = 1_000
+
+
+class Operations:
+    def __init__(self, ledger: Ledger, jobs: Jobs, queries: Queries, hub: Hub, clock: Clock) -> None:
+        self._ledger = ledger
+        self._jobs = jobs
+        self._queries = queries
+        self._hub = hub
+        self._clock = clock
+
+    async def cancel(self, job_id: str, who: Principal, reason: str) -> JobView:
+        """Asking twice is fine; cancelling what has ended otherwise is refused."""
+        await self._queries.require(job_id, who)
+        decision = await self._jobs.apply(job_id, (Cancel(who.name, reason),))
+        match decision.reply:
+            case Refused(code=code, message=message):
+                raise Rejected(RejectCode(code), message, job_id=job_id)
+            case _:
+                return await self._queries.job(job_id, who)
+
+    async def retry_outbox(self, who: Principal) -> dict[str, int]:
+        """Try everything again that waits after a failed hand-over, and wake the relay for the rest."""
+        rows = await self._ledger.pending(PendingQuery(limit=RETRY_BATCH, now=END_OF_TIME))
+        waiting = sorted({row.job_id for row in rows if row.next_attempt_at is not None})
+        decisions = await asyncio.gather(*(self._jobs.apply(job_id, (RetryHandOver(who.name),)) for job_id in waiting))
+        self._hub.relay.set()
+        return {
+            "retried": sum(isinstance(decision.reply, Applied) for decision in decisions),
+            "pending": len(rows),
+        }

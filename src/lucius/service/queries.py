@@ -1,0 +1,132 @@
+"""What people look at: jobs, their steps, attempts and events. Nobody sees a tenant they have no key for."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from msgspec.structs import asdict, replace
+
+from lucius.contract import AttemptView, EventView, JobSummary, StepWithAttempts
+from lucius.contract import JobView as JobAnswer
+from lucius.core.decide import unacked_counter
+from lucius.core.decision import Env, JobView
+from lucius.core.model import BlockedReason
+from lucius.ports.ledger import JobFilter, Reader
+from lucius.service.auth import Principal
+from lucius.service.errors import RejectCode, Rejected
+from lucius.service.hub import Hub
+from lucius.service.views import Explainer, attempt_views, event_view, job_summary, job_view, step_views
+
+UNACKED = unacked_counter("")
+
+
+class Queries:
+    def __init__(self, reader: Reader, hub: Hub, env: Env, max_unacked: int) -> None:
+        self._reader = reader
+        self._hub = hub
+        self._env = env
+        self._max_unacked = max_unacked
+
+    async def job(self, job_id: str, who: Principal, wait_seconds: float = 0) -> JobAnswer:
+        """The job; with a wait, as soon as it has ended or the time is over."""
+        view = await self._view(job_id, who)
+        if wait_seconds > 0 and view.job.live:
+            view = await self._await_end(view, who, wait_seconds)
+        return job_view(view, await self._explainer())
+
+    async def _await_end(self, view: JobView, who: Principal, seconds: float) -> JobView:
+        job_id = view.job.job_id
+        changed = self._hub.watch(job_id)
+        try:
+            async with asyncio.timeout(seconds):
+                while view.job.live:
+                    changed.clear()
+                    view = await self._view(job_id, who)
+                    if view.job.live:
+                        await changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._hub.unwatch(job_id, changed)
+        return await self._view(job_id, who)
+
+    async def jobs(
+        self, who: Principal, where: JobFilter, limit: int, cursor: str | None
+    ) -> tuple[list[JobSummary], str | None]:
+        if where.tenants is None and not who.every_tenant:
+            where = replace(where, tenants=who.tenants)
+        saturated = await self._saturated()
+        if where.blocked_on is BlockedReason.DISPATCH_WINDOW:
+            where = replace(where, blocked_on=BlockedReason.HANDOVER, blocked_services=saturated)
+        try:
+            page = await self._reader.jobs(where, limit, cursor)
+        except ValueError as error:
+            raise Rejected(RejectCode.INVALID_CURSOR, str(error)) from None
+        explainer = Explainer(self._env, saturated)
+        views = [await self._reader.job(job.job_id) for job in page.jobs]
+        return [job_summary(view, explainer) for view in views if view is not None], page.next_cursor
+
+    async def steps(self, job_id: str, who: Principal) -> list[StepWithAttempts]:
+        view = await self._view(job_id, who)
+        by_step: dict[str, list[AttemptView]] = {}
+        for attempt in await self._attempts(view):
+            by_step.setdefault(attempt.stepId, []).append(attempt)
+        return [StepWithAttempts(**asdict(step), attempts=by_step.get(step.stepId, [])) for step in step_views(view)]
+
+    async def attempts(self, job_id: str, who: Principal) -> list[AttemptView]:
+        return await self._attempts(await self._view(job_id, who))
+
+    async def _attempts(self, view: JobView) -> list[AttemptView]:
+        job_id = view.job.job_id
+        return attempt_views(view, await self._reader.attempts(job_id), await self._reader.quarantined(job_id))
+
+    async def events(self, job_id: str, who: Principal, after: int, limit: int) -> tuple[list[EventView], int | None]:
+        """One page of events, and the sequence number to go on after if there are more."""
+        await self._view(job_id, who)
+        events = await self._reader.events(job_id, after, limit + 1)
+        shown = [event_view(event) for event in events[:limit]]
+        return shown, shown[-1].seq if len(events) > limit else None
+
+    async def follow(
+        self, job_id: str, who: Principal, after: int, quiet_seconds: float
+    ) -> AsyncIterator[EventView | None]:
+        """Events as they happen, until the job has ended. None is a sign of life after a quiet while."""
+        changed = self._hub.watch(job_id)
+        try:
+            while True:
+                changed.clear()
+                view = await self._view(job_id, who)
+                for event in await self._reader.events(job_id, after, 500):
+                    after = event.seq
+                    yield event_view(event)
+                if after < view.job.event_seq:
+                    continue
+                if not view.job.live:
+                    return
+                try:
+                    async with asyncio.timeout(quiet_seconds):
+                        await changed.wait()
+                except TimeoutError:
+                    yield None
+        finally:
+            self._hub.unwatch(job_id, changed)
+
+    async def require(self, job_id: str, who: Principal) -> None:
+        await self._view(job_id, who)
+
+    async def _view(self, job_id: str, who: Principal) -> JobView:
+        """A foreign tenant's job is as unknown as one that never was: its very existence is theirs to tell."""
+        view = await self._reader.job(job_id)
+        if view is None or not who.sees(view.job.tenant_id):
+            raise Rejected(RejectCode.JOB_NOT_FOUND, f"there is no job {job_id[:128]}")
+        return view
+
+    async def _explainer(self) -> Explainer:
+        return Explainer(self._env, await self._saturated())
+
+    async def _saturated(self) -> frozenset[str]:
+        counters = await self._reader.counters()
+        return frozenset(
+            counter.removeprefix(UNACKED)
+            for counter, n in counters.items()
+            if counter.startswith(UNACKED) and n >= self._max_unacked
+        )

@@ -1,0 +1,127 @@
+"""Settings: read once from the environment, frozen, and passed on. The names are part of the contract."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from lucius.core.decision import Defaults
+from lucius.ports.errors import LuciusError
+
+
+class SettingsError(LuciusError):
+    """An environment variable has a value that can't be used."""
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    data_dir: Path = Path(".lucius")
+    ledger_url: str = ""
+    bus_url: str = "local:"
+    engine: Literal["embedded"] = "embedded"
+    orchestrator_url: str = "http://127.0.0.1:8080"
+    workspace_root: str = ""
+    protocols_dir: Path | None = None
+    config_path: Path | None = None
+    dev_api_key: str = ""
+    token_secrets: tuple[str, ...] = ()
+    defaults: Defaults = Defaults()
+    tenant_inflight: int = 10_000
+    global_inflight: int = 100_000
+    max_unacked: int = 1_000
+    outbox_retry_interval: float = 5.0
+    publish_timeout: float = 10.0
+    sweep_interval: float = 0.2
+    repair_interval: float = 30.0
+    reload_interval: float = 1.0
+    late_window_ms: int = 86_400_000
+    max_body_bytes: int = 1_048_576
+    max_batch_bytes: int = 16_777_216
+    ledger_max_pages: int | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "console"] = "json"
+
+
+def load_settings(env: Mapping[str, str] = os.environ, **overrides: object) -> Settings:
+    """Settings from LUCIUS_* variables; `overrides` win. Raises SettingsError naming the variable."""
+    read = _Reader(env)
+    data_dir = Path(str(overrides.pop("data_dir", None) or read.text("LUCIUS_DATA_DIR", ".lucius"))).resolve()
+    values: dict[str, object] = {
+        "data_dir": data_dir,
+        "ledger_url": read.text("LUCIUS_LEDGER_URL", f"sqlite:///{data_dir / 'ledger.db'}"),
+        "bus_url": read.text("LUCIUS_BUS_URL", "local:"),
+        "engine": read.choice("LUCIUS_ENGINE", "embedded", ("embedded",)),
+        "orchestrator_url": read.text("LUCIUS_ORCHESTRATOR_URL", "http://127.0.0.1:8080"),
+        "workspace_root": read.text("LUCIUS_WORKSPACE_ROOT", (data_dir / "workspace").as_uri()),
+        "protocols_dir": read.path("LUCIUS_PROTOCOLS_DIR"),
+        "config_path": read.path("LUCIUS_CONFIG"),
+        "dev_api_key": read.text("LUCIUS_DEV_API_KEY", ""),
+        "token_secrets": tuple(s for s in read.text("LUCIUS_TOKEN_SECRET", "").split(",") if s),
+        "defaults": _defaults(read),
+        "tenant_inflight": read.whole("LUCIUS_TENANT_INFLIGHT", 10_000, 0),
+        "global_inflight": read.whole("LUCIUS_GLOBAL_INFLIGHT", 100_000, 0),
+        "max_unacked": read.whole("LUCIUS_MAX_UNACKED", 1_000, 1),
+        "outbox_retry_interval": read.number("LUCIUS_OUTBOX_RETRY_INTERVAL", 5.0, 0.01),
+        "publish_timeout": read.number("LUCIUS_PUBLISH_TIMEOUT", 10.0, 0.01),
+        "sweep_interval": read.number("LUCIUS_SWEEP_INTERVAL", 0.2, 0.01),
+        "repair_interval": read.number("LUCIUS_REPAIR_INTERVAL", 30.0, 0.1),
+        "reload_interval": read.number("LUCIUS_RELOAD_INTERVAL", 1.0, 0.05),
+        "late_window_ms": read.millis("LUCIUS_LATE_WINDOW", 86_400.0),
+        "max_body_bytes": read.whole("LUCIUS_MAX_BODY_BYTES", 1_048_576, 1_024),
+        "max_batch_bytes": read.whole("LUCIUS_MAX_BATCH_BYTES", 16_777_216, 1_024),
+        "ledger_max_pages": read.whole("LUCIUS_LEDGER_MAX_PAGES", 0, 0) or None,
+        "log_level": read.choice("LUCIUS_LOG_LEVEL", "info", ("debug", "info", "warning", "error")),
+        "log_format": read.choice("LUCIUS_LOG_FORMAT", "json", ("json", "console")),
+    }
+    values.update(overrides)
+    return Settings(**values)  # type: ignore[arg-type]
+
+
+def _defaults(read: "_Reader") -> Defaults:
+    return Defaults(
+        ack_timeout_ms=read.millis("LUCIUS_ACK_TIMEOUT", 30.0),
+        lease_ms=read.millis("LUCIUS_LEASE", 900.0),
+        max_attempts=read.whole("LUCIUS_MAX_ATTEMPTS", 3, 1),
+        backoff_scale=read.number("LUCIUS_BACKOFF_SCALE", 1.0, 0.0),
+        topic_layout=read.choice("LUCIUS_TOPIC_LAYOUT", "shared", ("shared", "isolated")),
+    )
+
+
+class _Reader:
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+
+    def text(self, name: str, default: str) -> str:
+        return self._env.get(name, "").strip() or default
+
+    def path(self, name: str) -> Path | None:
+        value = self.text(name, "")
+        return Path(value).resolve() if value else None
+
+    def number(self, name: str, default: float, least: float) -> float:
+        value = self.text(name, "")
+        if not value:
+            return default
+        try:
+            number = float(value)
+        except ValueError:
+            raise SettingsError(f"{name} must be a number, and is {value!r}") from None
+        if not least <= number < float("inf"):
+            raise SettingsError(f"{name} must be at least {least}, and is {value}")
+        return number
+
+    def whole(self, name: str, default: int, least: int) -> int:
+        number = self.number(name, default, least)
+        if number != int(number):
+            raise SettingsError(f"{name} must be a whole number, and is {number}")
+        return int(number)
+
+    def millis(self, name: str, default_seconds: float) -> int:
+        return round(self.number(name, default_seconds, 0.001) * 1000)
+
+    def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
+        value = self.text(name, default)
+        if value not in allowed:
+            raise SettingsError(f"{name} must be one of {', '.join(allowed)}, and is {value!r}")
+        return value

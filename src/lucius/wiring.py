@@ -1,0 +1,236 @@
+"""The one module that names concrete adapters: a URL picks each, imported only when chosen."""
+
+import asyncio
+import os
+import random
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+from msgspec import Struct
+
+from lucius.adapters.config_file import ConfigFile
+from lucius.adapters.protocols_dir import ProtocolsDir
+from lucius.core.decision import Env
+from lucius.engine.embedded import EmbeddedEngine
+from lucius.engine.relay import Relay
+from lucius.engine.supervise import supervised
+from lucius.engine.sweeper import Sweeper
+from lucius.ids import new_job_id, new_lease_id
+from lucius.observability.logs import log_decision
+from lucius.observability.metrics import Metrics
+from lucius.ports.bus import Publisher
+from lucius.ports.clock import Clock, SystemClock
+from lucius.ports.config import ConfigSource
+from lucius.ports.ledger import Ledger, Reader
+from lucius.ports.protocols import ProtocolSource
+from lucius.service.auth import Authenticator, dev_key
+from lucius.service.callbacks import Callbacks
+from lucius.service.config import LimitDefaults
+from lucius.service.directives import DirectiveWriter
+from lucius.service.dispatch import Dispatcher
+from lucius.service.hub import Hub
+from lucius.service.ingress import Ingress
+from lucius.service.jobs import Jobs
+from lucius.service.operations import Operations
+from lucius.service.queries import Queries
+from lucius.service.tokens import TokenSigner
+from lucius.settings import Settings, SettingsError
+
+log = structlog.get_logger(__name__)
+
+
+class Store(Ledger, Reader, Protocol):
+    """A ledger that can be read from as well, as every adapter's can."""
+
+
+class Runtime(Struct, frozen=True, kw_only=True):
+    """A control plane, wired and ready to serve."""
+
+    settings: Settings
+    store: Store
+    hub: Hub
+    jobs: Jobs
+    auth: Authenticator
+    ingress: Ingress
+    callbacks: Callbacks
+    dispatcher: Dispatcher
+    queries: Queries
+    operations: Operations
+    protocols: ProtocolSource
+    config: ConfigSource
+    metrics: Metrics
+    engine: EmbeddedEngine
+    publisher: Publisher | None
+
+
+def open_ledger(settings: Settings) -> Store:
+    """Raises LedgerBusy, LedgerTooNew, LedgerCorrupt or SettingsError."""
+    scheme, _, rest = settings.ledger_url.partition(":")
+    match scheme:
+        case "sqlite":
+            from lucius.adapters.ledger_sqlite import SqliteLedger
+
+            path = Path(rest.removeprefix("//").removeprefix("/") if os.name == "nt" else rest.removeprefix("//"))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return SqliteLedger.open(path, max_page_count=settings.ledger_max_pages)
+        case "memory":
+            from lucius.adapters.ledger_memory import MemoryLedger
+
+            return MemoryLedger()
+        case _:
+            raise SettingsError(f"LUCIUS_LEDGER_URL: no ledger for {scheme!r}; known: sqlite:///path, memory:")
+
+
+def open_publisher(settings: Settings) -> Publisher | None:
+    """What the relay publishes to; None for a bus that services pull from."""
+    match settings.bus_url.partition(":")[0]:
+        case "local":
+            return None
+        case "memory":
+            from lucius.adapters.bus_memory import MemoryBus
+
+            return MemoryBus()
+        case other:
+            raise SettingsError(f"LUCIUS_BUS_URL: no bus for {other!r}; known: local:, memory:")
+
+
+def build(settings: Settings, store: Store, publisher: Publisher | None, clock: Clock, env: Env) -> Runtime:
+    """Put the parts together. Opens and starts nothing."""
+    hub, metrics = Hub(), Metrics(store, clock)
+    jobs = Jobs(store, clock, env)
+    signer = TokenSigner(_token_secrets(settings))
+    config = ConfigFile(settings.config_path)
+    folders = (settings.protocols_dir,) if settings.protocols_dir else ()
+    protocols = ProtocolsDir(*folders)
+    auth = Authenticator((dev_key(settings.dev_api_key),) if settings.dev_api_key else ())
+    auth.use(config.current())
+    writer = DirectiveWriter(settings.orchestrator_url, signer, settings.late_window_ms, settings.defaults)
+    dispatcher = Dispatcher(
+        ledger=store,
+        reader=store,
+        jobs=jobs,
+        hub=hub,
+        writer=writer,
+        clock=clock,
+        max_unacked=settings.max_unacked,
+    )
+    ingress = Ingress(
+        ledger=store,
+        jobs=jobs,
+        protocols=protocols,
+        config=config,
+        limits=LimitDefaults(settings.global_inflight, settings.tenant_inflight),
+        workspace_root=settings.workspace_root,
+        new_job_id=new_job_id,
+        starts_jobs=True,
+    )
+    queries = Queries(store, hub, env, settings.max_unacked)
+    return Runtime(
+        settings=settings,
+        store=store,
+        hub=hub,
+        jobs=jobs,
+        auth=auth,
+        ingress=ingress,
+        callbacks=Callbacks(jobs, store, signer, clock, settings.late_window_ms),
+        dispatcher=dispatcher,
+        queries=queries,
+        operations=Operations(store, jobs, queries, hub, clock),
+        protocols=protocols,
+        config=config,
+        metrics=metrics,
+        engine=_engine(settings, store, jobs, dispatcher, publisher, hub, clock, metrics),
+        publisher=publisher,
+    )
+
+
+def _engine(
+    settings: Settings,
+    store: Store,
+    jobs: Jobs,
+    dispatcher: Dispatcher,
+    publisher: Publisher | None,
+    hub: Hub,
+    clock: Clock,
+    metrics: Metrics,
+) -> EmbeddedEngine:
+    sweeper = Sweeper(
+        ledger=store,
+        jobs=jobs,
+        clock=clock,
+        interval=settings.sweep_interval,
+        repair_interval=settings.repair_interval,
+        on_action=metrics.swept,
+    )
+    relay = publisher and Relay(
+        ledger=store,
+        jobs=jobs,
+        dispatcher=dispatcher,
+        publisher=publisher,
+        hub=hub,
+        clock=clock,
+        retry_interval=settings.outbox_retry_interval,
+        publish_timeout=settings.publish_timeout,
+    )
+    return EmbeddedEngine(sweeper, relay, metrics.loop_failed)
+
+
+@asynccontextmanager
+async def open_runtime(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Runtime]:
+    """A control plane with its engine running; closed in order when the block ends."""
+    env = Env(new_id=new_lease_id, jitter=random.random, defaults=settings.defaults)
+    store = open_ledger(settings)
+    try:
+        runtime = build(settings, store, open_publisher(settings), clock or SystemClock(), env)
+        attach(runtime)
+        await runtime.engine.start()
+        reload = asyncio.create_task(supervised("reload", lambda: _reload(runtime), runtime.metrics.loop_failed))
+        try:
+            yield runtime
+        finally:
+            reload.cancel()
+            runtime.hub.close()
+            await runtime.engine.stop()
+            if runtime.publisher is not None:
+                await runtime.publisher.close()
+    finally:
+        await store.close()
+
+
+def attach(runtime: Runtime) -> None:
+    """Let what follows a durable decision follow it: wake-ups, metrics, logs."""
+    runtime.hub.observers.extend((runtime.metrics.committed, log_decision))
+    runtime.store.on_commit = runtime.hub.committed
+    runtime.store.on_flush = runtime.metrics.flushed
+    for problem in (*runtime.protocols.problems(), *runtime.config.problems()):
+        log.error("refused, the rest goes on", problem=str(problem))
+
+
+async def _reload(runtime: Runtime) -> None:
+    await asyncio.sleep(runtime.settings.reload_interval)
+    if runtime.protocols.refresh():
+        log.info("protocols reloaded", problems=[str(problem) for problem in runtime.protocols.problems()])
+    if runtime.config.refresh():
+        runtime.auth.use(runtime.config.current())
+        log.info("config reloaded")
+
+
+def _token_secrets(settings: Settings) -> tuple[bytes, ...]:
+    """The secrets of the settings, or one of our own that outlives a restart."""
+    if settings.token_secrets:
+        return tuple(secret.encode() for secret in settings.token_secrets)
+    path = settings.data_dir / "token.secret"
+    try:
+        return (path.read_bytes(),)
+    except FileNotFoundError:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        secret = secrets.token_hex(32).encode()
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secret)
+            file.flush()
+            os.fsync(file.fileno())
+        return (secret,)
