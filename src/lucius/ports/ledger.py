@@ -5,12 +5,17 @@ from typing import Protocol
 from msgspec import Struct
 
 from lucius.core.decision import Decision, EndedAttempt, JobView
-from lucius.core.model import BlockedReason, Event, Instant, Job, JobStatus, OutboxRow, Quarantined
+from lucius.core.model import BlockedReason, Command, Event, Instant, Job, JobStatus, OutboxRow, Quarantined
 
 
 class IdempotencyRow(Struct, frozen=True):
     job_id: str
     idempotency_hash: str
+
+
+def idempotency_token(command: Command) -> str:
+    """What a tenant's idempotency row is filed under: the client's key or, without one, the command's hash."""
+    return command.idempotency_key or f"sha256:{command.idempotency_hash}"
 
 
 class PendingQuery(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,100 @@
+"""The default ledger: one SQLite file, one process that writes it, one transaction per group of decisions."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from lucius.adapters.group_commit import GroupCommit
+from lucius.adapters.sqlite import rows
+from lucius.adapters.sqlite.batch import Batch, find_key
+from lucius.adapters.sqlite.live import Mirror
+from lucius.adapters.sqlite.queries import SqliteReader
+from lucius.adapters.sqlite.schema import MIGRATIONS, Migration
+from lucius.adapters.sqlite.store import Store
+from lucius.core.decide import counted
+from lucius.core.decision import Decision
+from lucius.ports.errors import LedgerBusy
+from lucius.ports.ledger import IdempotencyRow
+
+log = structlog.get_logger()
+
+_LIVE_JOBS = """
+    SELECT jobs.id, commands.body, jobs.body FROM jobs JOIN commands ON commands.job = jobs.id WHERE jobs.live = 1
+"""
+
+
+class SqliteLedger(GroupCommit, SqliteReader):
+    """Implements Ledger and Reader."""
+
+    def __init__(self, store: Store) -> None:
+        GroupCommit.__init__(self)
+        SqliteReader.__init__(self, store, Mirror(store))
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        max_page_count: int | None = None,
+        migrations: Sequence[Migration] = MIGRATIONS,
+    ) -> "SqliteLedger":
+        """Open or create a ledger file. Raises LedgerBusy, LedgerTooNew or LedgerCorrupt."""
+        store = Store.open(Path(path), max_page_count, migrations)
+        try:
+            ledger = cls(store)
+            ledger._recount()
+        except BaseException:
+            store.close()
+            raise
+        return ledger
+
+    async def accepted(self, tenant_id: str, key: str) -> IdempotencyRow | None:
+        return find_key(self._store, tenant_id, key)
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._drain()
+            self._store.close()
+
+    def _write(self, decisions: Sequence[Decision]) -> list[Exception | None]:
+        batch = Batch(self._store, self._mirror)
+        outcomes = [_refusal(batch, decision) for decision in decisions]
+        try:
+            batch.write()
+        except LedgerBusy as error:  # waiting again for each decision would only stall the loop for longer
+            return [refusal or error for refusal in outcomes]
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one decision must not fail the others
+            if len(decisions) == 1:
+                return [error]
+            # All of them anew, the refused too: what stood in their way may turn out to be the one that fails.
+            return [outcome for decision in decisions for outcome in self._write([decision])]
+        return outcomes
+
+    def _recount(self) -> None:
+        """Counters move with the jobs they count, so a difference means that someone edited the file."""
+        actual: dict[str, int] = {}
+        for id_, command, head in self._store.rows(_LIVE_JOBS):
+            job = rows.job(command, head)
+            bodies = self._store.rows("SELECT body FROM steps WHERE job = ?", (id_,))
+            steps = [step for step in (rows.step(body) for (body,) in bodies) if step.step_id in job.active]
+            for name, n in counted(job, steps).items():
+                actual[name] = actual.get(name, 0) + n
+        stored = self._mirror.counters
+        if actual != stored:
+            wrong = sorted(name for name in actual.keys() | stored.keys() if actual.get(name) != stored.get(name))
+            log.warning("ledger.counters_repaired", path=str(self._store.path), counters=wrong)
+            self._store.write(
+                [
+                    ("DELETE FROM counters WHERE name = ?", [(name,) for name in stored]),
+                    ("INSERT INTO counters (name, value) VALUES (?, ?)", list(actual.items())),
+                ]
+            )
+            self._mirror.counters = actual
+
+
+def _refusal(batch: Batch, decision: Decision) -> Exception | None:
+    try:
+        batch.add(decision)
+    except Exception as error:  # noqa: BLE001 - a read may fail too; either way it is this decision's outcome
+        return error
+    return None

@@ -1,0 +1,183 @@
+"""Everything that only reads. Each statement walks an index in the order of its answer and stops at its limit."""
+
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby, product
+from typing import Any
+
+from lucius.adapters.cursor import decode_cursor, encode_cursor
+from lucius.adapters.sqlite import rows
+from lucius.adapters.sqlite.live import Mirror, first_id_after
+from lucius.adapters.sqlite.store import Row, Store
+from lucius.core.decision import EndedAttempt, JobView
+from lucius.core.model import BlockedReason, Event, Instant, Job, JobStatus, OutboxRow, Quarantined
+from lucius.ports.ledger import Backlog, Drift, JobFilter, JobPage, PendingQuery
+
+DRIFT_WINDOW = 2_000
+"""How many candidates one call of `drifted` looks at. In an outage every waiting job is one; the next call goes on
+where this one stopped, so that the event loop never waits for all of them."""
+
+_LAST_ID = 2**62
+
+DUE = "SELECT job_id FROM jobs WHERE live = 1 AND due_at <= ? ORDER BY due_at, id LIMIT ?"
+
+PENDING = "SELECT seq, body FROM outbox WHERE status = 'PENDING' AND service = ?"
+READY_AT_ONCE = f"{PENDING} AND claimed = 0 AND next_attempt_at IS NULL%s ORDER BY seq LIMIT ?"
+READY_BY_NOW = f"{PENDING} AND claimed = 0 AND next_attempt_at <= ?%s ORDER BY next_attempt_at, seq LIMIT ?"
+CLAIMED = f"{PENDING} AND claimed = 1%s ORDER BY next_attempt_at, seq LIMIT ?"
+
+UNCLOCKED = f"""
+    SELECT id, EXISTS (SELECT 1 FROM outbox WHERE job = jobs.id AND status = 'PENDING')
+    FROM jobs WHERE live = 1 AND due_at IS NULL AND id > ? ORDER BY id LIMIT {DRIFT_WINDOW}
+"""
+DISPATCHING = f"""
+    SELECT job, step_id,
+           EXISTS (SELECT 1 FROM outbox WHERE job = steps.job AND outbox_id = steps.outbox_id AND status = 'PENDING')
+    FROM steps WHERE status = 'DISPATCHING' AND (job, step_id) > (?, ?) ORDER BY job, step_id LIMIT {DRIFT_WINDOW}
+"""
+
+EVENTS = """
+    SELECT body FROM events WHERE job = (SELECT id FROM jobs WHERE job_id = ?) AND seq > ? ORDER BY seq LIMIT ?
+"""
+ATTEMPTS = "SELECT body FROM attempts WHERE job = (SELECT id FROM jobs WHERE job_id = ?)"
+QUARANTINED = "SELECT body FROM quarantine WHERE job = (SELECT id FROM jobs WHERE job_id = ?) ORDER BY id"
+BACKLOG = "SELECT service, count(*), min(created_at) FROM outbox WHERE status = 'PENDING' GROUP BY service"
+JOB_BY_ID = """
+    SELECT commands.body, jobs.body FROM jobs JOIN commands ON commands.job = jobs.id WHERE jobs.id = ?
+"""
+
+
+class SqliteReader:
+    """Implements Reader, and the reading half of Ledger."""
+
+    def __init__(self, store: Store, mirror: Mirror) -> None:
+        self._store = store
+        self._mirror = mirror
+        self._drift_after_job = 0
+        self._drift_after_step = (0, "")
+
+    async def load(self, job_id: str, step_id: str | None = None) -> JobView | None:
+        return self._mirror.view(job_id, step_id)
+
+    async def due(self, now: Instant, limit: int) -> list[str]:
+        return [job_id for (job_id,) in self._store.rows(DUE, (now, limit))]
+
+    async def pending(self, query: PendingQuery) -> list[OutboxRow]:
+        services = self._mirror.services if query.service is None else {query.service}
+        found = chain.from_iterable(self._pending_of(service, query) for service in services)
+        return [rows.outbox_row(body) for _, body in heapq.nsmallest(query.limit, found)]
+
+    def _pending_of(self, service: str, query: PendingQuery) -> Iterator[Row]:
+        """Rows that wait for their backoff are never walked over: they may be many."""
+        lanes = "" if query.lanes is None else f" AND lane IN ({', '.join(str(int(lane)) for lane in query.lanes)})"
+        if query.claimed:
+            yield from self._store.rows(CLAIMED % lanes, (service, query.limit))
+        else:
+            yield from self._store.rows(READY_AT_ONCE % lanes, (service, query.limit))
+            yield from self._store.rows(READY_BY_NOW % lanes, (service, query.now, query.limit))
+
+    async def drifted(self, limit: int) -> list[Drift]:
+        missing = self._steps_without_a_row()
+        missing += [(job, None) for job in self._jobs_without_clock_or_row()]
+        found: list[Drift] = []
+        for job, items in groupby(sorted(missing, key=lambda item: item[0]), key=lambda item: item[0]):
+            row = self._store.row("SELECT job_id FROM jobs WHERE id = ? AND live = 1", (job,))
+            if row is not None and len(found) < limit:
+                found.append(Drift(row[0], tuple(step_id for _, step_id in items if step_id is not None)))
+        return found
+
+    def _steps_without_a_row(self) -> list[tuple[int, str | None]]:
+        window = self._store.rows(DISPATCHING, self._drift_after_step)
+        self._drift_after_step = (window[-1][0], window[-1][1]) if len(window) == DRIFT_WINDOW else (0, "")
+        return [(job, step_id) for job, step_id, has_row in window if not has_row]
+
+    def _jobs_without_clock_or_row(self) -> list[int]:
+        window = self._store.rows(UNCLOCKED, (self._drift_after_job,))
+        self._drift_after_job = window[-1][0] if len(window) == DRIFT_WINDOW else 0
+        return [job for job, has_row in window if not has_row]
+
+    async def job(self, job_id: str) -> JobView | None:
+        return self._mirror.whole_view(job_id)
+
+    async def jobs(self, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
+        below = _LAST_ID if cursor is None else decode_cursor(cursor)
+        queries = listing(where, below, limit + 1, self._mirror.request_types)
+        found = chain.from_iterable(self._store.rows(sql, values) for sql, values in queries)
+        ids = heapq.nlargest(limit + 1, (id_ for (id_,) in found))
+        page = ids[:limit]
+        more = len(ids) > limit and page
+        return JobPage([self._job_by_id(id_) for id_ in page], encode_cursor(page[-1]) if more else None)
+
+    def _job_by_id(self, id_: int) -> Job:
+        return rows.job(*self._store.rows(JOB_BY_ID, (id_,))[0])
+
+    async def attempts(self, job_id: str) -> list[EndedAttempt]:
+        ended = [rows.ended_attempt(body) for (body,) in self._store.rows(ATTEMPTS, (job_id,))]
+        return sorted(ended, key=lambda e: (e.attempt.created_at, e.attempt.attempt_no, e.step_id))
+
+    async def quarantined(self, job_id: str) -> list[Quarantined]:
+        return [rows.quarantined(body) for (body,) in self._store.rows(QUARANTINED, (job_id,))]
+
+    async def events(self, job_id: str, after: int, limit: int) -> list[Event]:
+        return [rows.event(body) for (body,) in self._store.rows(EVENTS, (job_id, after, limit))]
+
+    async def counters(self) -> dict[str, int]:
+        return dict(self._mirror.counters)
+
+    async def backlog(self) -> Backlog:
+        found = self._store.rows(BACKLOG)
+        return Backlog({service: n for service, n, _ in found}, min((at for _, _, at in found), default=None))
+
+
+def listing(
+    where: JobFilter, below: int, limit: int, request_types: Iterable[str]
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The queries whose answers, merged by id, are a page.
+
+    There are few states and request types, so a filter that names neither asks for each of them in turn: each
+    is then a range of an index in the order of the page, and no query reads what it will not return.
+    """
+    floor = 0 if where.created_after is None else first_id_after(where.created_after)
+    after = "" if where.created_after is None else f" AND created_at > {int(where.created_after)}"
+    page = f"id < ? AND id >= ?{after}"
+    order = "ORDER BY id DESC LIMIT ?"
+    statuses = [str(status) for status in (JobStatus if where.status is None else [where.status])]
+    types = sorted(request_types) if where.request_type is None else [where.request_type]
+
+    if where.blocked_on is not None or where.blocked_services is not None:
+        filters, values = _filters_of_blocked(where)
+        sql = f"SELECT id FROM jobs WHERE blocked_on = ? AND {page}{filters} {order}"
+        for reason in BlockedReason if where.blocked_on is None else [where.blocked_on]:
+            yield sql, (str(reason), below, floor, *values, limit)
+    elif where.tenants is not None:
+        sql = f"SELECT id FROM jobs WHERE tenant_id = ? AND status = ? AND request_type = ? AND {page} {order}"
+        for tenant_id, status, request_type in product(where.tenants, statuses, types):
+            yield sql, (tenant_id, status, request_type, below, floor, limit)
+    elif where.status is not None or where.request_type is not None:
+        sql = f"SELECT id FROM jobs WHERE status = ? AND request_type = ? AND {page} {order}"
+        for status, request_type in product(statuses, types):
+            yield sql, (status, request_type, below, floor, limit)
+    else:
+        yield f"SELECT id FROM jobs WHERE {page} {order}", (below, floor, limit)
+
+
+def _filters_of_blocked(where: JobFilter) -> tuple[str, list[str]]:
+    """Blocked jobs are live, so walking over some of them is bounded by what is in flight."""
+    filters, values = "", []
+    if where.blocked_services is not None:
+        filters += f" AND blocked_service IN ({_marks(where.blocked_services)})"
+        values += sorted(where.blocked_services)
+    if where.tenants is not None:
+        filters += f" AND tenant_id IN ({_marks(where.tenants)})"
+        values += sorted(where.tenants)
+    if where.status is not None:
+        filters += " AND status = ?"
+        values.append(str(where.status))
+    if where.request_type is not None:
+        filters += " AND request_type = ?"
+        values.append(where.request_type)
+    return filters, values
+
+
+def _marks(values: Iterable[str]) -> str:
+    return ", ".join("?" for _ in values)

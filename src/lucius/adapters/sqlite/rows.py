@@ -1,0 +1,33 @@
+"""Records as rows and back."""
+
+import msgspec
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
+
+from lucius.core.decision import EndedAttempt
+from lucius.core.model import Event, Job, OutboxRow, Quarantined, Step
+from lucius.core.protocol import Protocol
+
+_encoder = msgspec.json.Encoder()
+_job = msgspec.json.Decoder(Job)
+
+step = msgspec.json.Decoder(Step).decode
+ended_attempt = msgspec.json.Decoder(EndedAttempt).decode
+outbox_row = msgspec.json.Decoder(OutboxRow).decode
+event = msgspec.json.Decoder(Event).decode
+quarantined = msgspec.json.Decoder(Quarantined).decode
+protocol = msgspec.json.Decoder(Protocol).decode
+
+
+def body(record: Struct) -> str:
+    """Text rather than a blob, so that a person can read it with the sqlite3 shell."""
+    return _encoder.encode(record).decode()
+
+
+def head(record: Job) -> str:
+    """A job without its command, which never changes and may be long."""
+    return body(replace(record, command=UNSET))
+
+
+def job(command: str, head: str) -> Job:
+    return _job.decode(f'{{"command":{command},{head[1:]}')
