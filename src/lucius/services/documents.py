@@ -1,0 +1,81 @@
+"""What the three services share: finding the text to work on, and handing the client its result."""
+
+import hashlib
+from urllib.parse import quote, urlsplit
+
+from lucius.services.text import NotText, text_of
+from lucius.worker import PlatformService, StepFailure, Task
+from lucius.worker.failure import never
+
+MADE_UP_FOR = frozenset({"INPUT_NOT_FOUND", "UNSUPPORTED_REF"})
+
+
+class DocumentService(PlatformService):
+    """With `demo_inputs`, refs that lead nowhere stand for a made-up document, so that anyone can try any ref."""
+
+    def __init__(self, *, demo_inputs: bool = False) -> None:
+        self._demo_inputs = demo_inputs
+
+    async def read_input(self, task: Task) -> bytes:
+        """The client's document."""
+        ref = task.directive.input_ref
+        try:
+            return await task.workspace.read(ref)
+        except StepFailure as missing:
+            if self._demo_inputs and missing.code in MADE_UP_FOR:
+                return made_up_document(ref).encode()
+            raise
+
+    async def read_text(self, task: Task) -> str:
+        """The text an earlier step left, else the text of the client's document."""
+        ref = artifact(task, "ocr", ".txt")
+        data = await task.workspace.read(ref) if ref else await self.read_input(task)
+        return decode(data)
+
+    async def hand_over(self, task: Task, name: str, data: bytes) -> dict[str, str]:
+        """On the job's last step, write what the client wants to where it wants it."""
+        if not task.directive.last_step:
+            return {}
+        ref = task.directive.output_ref
+        if self._demo_inputs and urlsplit(ref).scheme == "https":
+            parts = urlsplit(ref)  # nowhere to upload to in a demo: keep it where one can look at it
+            ref = f"blob://https/{parts.netloc}{quote(parts.path, safe='/%') or '/'}"
+        return {"output_ref": await task.workspace.write_output(ref, data, name)}
+
+
+def artifact(task: Task, step_id: str, suffix: str) -> str | None:
+    """The ref an earlier step left: of the step with this id if there is one, else of the latest that fits."""
+    named = task.inputs.get(step_id)
+    others = [found for found in task.inputs.values() if found is not named]
+    for found in [*others, *([named] if named else [])][::-1]:
+        for ref in found.artifact_refs:
+            if ref.endswith(suffix):
+                return ref
+    return None
+
+
+def decode(data: bytes) -> str:
+    try:
+        return "\f".join(text_of(data))
+    except NotText as error:
+        raise never("UNSUPPORTED_INPUT", str(error)) from error
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+_SUBJECTS = ("The supplier", "The customer", "The auditor", "The committee", "The carrier", "The insurer")
+_ACTS = ("shall deliver", "has approved", "may revoke", "must report", "will review", "has received")
+_OBJECTS = ("the invoice", "the contract", "the shipment", "the annual statement", "the claim", "the specification")
+_TERMS = ("within thirty days", "without delay", "in writing", "before the end of the quarter", "at its own cost")
+
+
+def made_up_document(ref: str, sentences: int = 24) -> str:
+    """The same text for the same ref, always."""
+    lines = [f"Document {ref}."]
+    for number in range(sentences):
+        digest = hashlib.sha256(f"{ref}#{number}".encode()).digest()
+        words = [part[digest[place] % len(part)] for place, part in enumerate((_SUBJECTS, _ACTS, _OBJECTS, _TERMS))]
+        lines.append(f"{' '.join(words)}.")
+    return "\n".join(lines)

@@ -1,0 +1,291 @@
+"""Sends ACKs, heartbeats and RESULTs, and goes on sending until someone has heard or it no longer matters.
+
+Callbacks queued in the same tick leave as one request, in order: an attempt that is done before its ACK has left
+sends both together, and the orchestrator applies both in one commit. One request is under way at a time, so what
+comes up meanwhile makes the next batch, and no RESULT overtakes its own ACK.
+
+Each callback ends as exactly one Delivery, told to whoever sent it:
+    Delivered   the orchestrator answered 2xx, whatever it made of it
+    Refused     it will never be taken (4xx): the attempt was fenced, or the message is wrong
+    GaveUp      nobody answered in time
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime
+from typing import Literal, NoReturn
+
+import msgspec
+import structlog
+
+from lucius.contract import AckCallback, Directive, HeartbeatCallback
+from lucius.worker.timing import Timing
+from lucius.worker.transport import Reply, Transport, Unreachable, origin
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+BATCH_LIMIT = 200
+BATCH_BYTES = 512 * 1024
+LATE_WINDOW = 24 * 3600.0
+AWAY = frozenset({429, 502, 503, 504})  # the orchestrator as a whole, not this message
+
+Kind = Literal["ack", "heartbeat", "result"]
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    disposition: str
+    cancel_requested: bool = False
+
+
+class Refused(msgspec.Struct, frozen=True):
+    status: int
+    code: str = ""
+
+
+class GaveUp(msgspec.Struct, frozen=True):
+    reason: str
+
+
+Delivery = Delivered | Refused | GaveUp
+
+
+class Answer(msgspec.Struct):
+    """An answer or a problem, as far as we look at either."""
+
+    status: int = 0
+    disposition: str = ""
+    cancel_requested: bool = False
+    code: str = ""
+    retry_after_seconds: float | None = None
+
+
+class _BatchAnswer(msgspec.Struct):
+    results: list[Answer]
+
+
+class Callback:
+    __slots__ = ("body", "directive", "expires", "failures", "kind", "on_delivery")
+
+    def __init__(
+        self, kind: Kind, directive: Directive, body: bytes, expires: float, on_delivery: Callable[[Delivery], None]
+    ) -> None:
+        self.kind = kind
+        self.directive = directive
+        self.body = body
+        self.expires = expires
+        self.on_delivery = on_delivery
+        self.failures = 0
+
+    @property
+    def url(self) -> str:
+        return str(getattr(self.directive.callback_urls, self.kind))
+
+    def as_batch_item(self) -> bytes:
+        token = _encode(self.directive.callback_token)
+        return b'{"type":"%s","callback_token":%s,%s' % (self.kind.encode(), token, self.body[1:])
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_answer = msgspec.json.Decoder(Answer).decode
+_decode_batch = msgspec.json.Decoder(_BatchAnswer).decode
+
+
+class CallbackSender:
+    """One per process, shared by its services. `run` does the sending and is the owner's to start and cancel."""
+
+    def __init__(
+        self, base_url: str, transport: Transport, timing: Timing | None = None, late_window: float = LATE_WINDOW
+    ) -> None:
+        self._batch_url = f"{base_url.rstrip('/')}/v1/callbacks:batch"
+        self._origin = origin(base_url)
+        self._transport = transport
+        self._timing = timing or Timing()
+        self._late_window = late_window
+        self._queue: deque[Callback] = deque()
+        self._queued = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._failures = 0
+        self.undelivered = 0
+
+    def ack(self, directive: Directive, on_delivery: Callable[[Delivery], None]) -> None:
+        body = _encode(
+            AckCallback(
+                jobId=directive.jobId,
+                stepId=directive.stepId,
+                tenant_id=directive.tenant_id,
+                attempt_no=directive.attempt_no,
+                lease_id=directive.lease_id,
+            )
+        )
+        expires = self._timing.now() + max(0.0, _instant(directive.ack_deadline) - self._timing.wall())
+        self._send(Callback("ack", directive, body, expires, on_delivery))
+
+    def heartbeat(self, directive: Directive, progress: float | None, on_delivery: Callable[[Delivery], None]) -> None:
+        body = _encode(
+            HeartbeatCallback(
+                jobId=directive.jobId,
+                stepId=directive.stepId,
+                tenant_id=directive.tenant_id,
+                attempt_no=directive.attempt_no,
+                lease_id=directive.lease_id,
+                progress=progress,
+            )
+        )
+        expires = self._timing.now() + directive.lease_seconds
+        self._send(Callback("heartbeat", directive, body, expires, on_delivery))
+
+    def result(self, directive: Directive, body: bytes, on_delivery: Callable[[Delivery], None]) -> None:
+        """`body` is an encoded ResultCallback. Worth sending for long after the lease: it is still recorded."""
+        expires = self._timing.now() + directive.lease_seconds + self._late_window
+        self._send(Callback("result", directive, body, expires, on_delivery))
+
+    async def undelivered_below(self, limit: int) -> None:
+        while self.undelivered >= limit:
+            self._settled.clear()
+            await self._settled.wait()
+
+    async def run(self) -> NoReturn:
+        while True:
+            await self._queued.wait()
+            await asyncio.sleep(0)  # whatever else this tick brings shares the request
+            ours, theirs = self._take()
+            pause = await self._post_batch(ours) if ours else 0.0
+            if theirs:
+                await self._post_singly(theirs)
+            if pause:
+                await self._timing.sleep(pause)
+
+    def _send(self, callback: Callback) -> None:
+        self.undelivered += 1
+        self._enqueue(callback)
+
+    def _enqueue(self, callback: Callback) -> None:
+        self._queue.append(callback)
+        self._queued.set()
+
+    def _take(self) -> tuple[list[Callback], list[Callback]]:
+        """The next batch, parted into what goes to our orchestrator and what is to be called back elsewhere."""
+        ours: list[Callback] = []
+        theirs: list[Callback] = []
+        size = 0
+        while self._queue and len(ours) + len(theirs) < BATCH_LIMIT:
+            size += len(self._queue[0].body)
+            if size > BATCH_BYTES and (ours or theirs):
+                break
+            callback = self._queue.popleft()
+            (ours if origin(callback.url) == self._origin else theirs).append(callback)
+        if not self._queue:
+            self._queued.clear()
+        return ours, theirs
+
+    async def _post_batch(self, batch: list[Callback]) -> float:
+        """Send a batch; returns how long to leave the orchestrator alone."""
+        body = b'{"callbacks":[%s]}' % b",".join([callback.as_batch_item() for callback in batch])
+        try:
+            reply = await self._transport.post(self._batch_url, body)
+        except Unreachable as error:
+            return self._put_back(batch, str(error), 0.0)
+        if reply.status in AWAY:
+            return self._put_back(batch, f"HTTP {reply.status}", reply.retry_after)
+        self._failures = 0
+        answers = _batch_answers(reply, len(batch))
+        if answers is None:
+            # Refused as a whole, perhaps for one bad item: singly, the others do not suffer for it.
+            log.warning("callback batch refused, sending singly", status=reply.status, callbacks=len(batch))
+            await self._post_singly(batch)
+        else:
+            for callback, answer in zip(batch, answers, strict=True):
+                self._settle(callback, answer)
+        return 0.0
+
+    def _put_back(self, batch: list[Callback], reason: str, at_least: float) -> float:
+        """The orchestrator is away: keep everything, in order, and wait as a whole rather than one by one."""
+        self._failures += 1
+        pause = max(at_least, self._timing.backoff(self._failures))
+        again = self._timing.now() + pause
+        kept = [callback for callback in batch if callback.expires >= again]
+        self._queue.extendleft(reversed(kept))
+        if self._queue:
+            self._queued.set()
+        log.warning("orchestrator away", reason=reason, waiting=len(self._queue), retry_in=round(pause, 2))
+        for callback in batch:
+            if callback.expires < again:
+                self._resolve(callback, GaveUp(reason))
+        return pause
+
+    async def _post_singly(self, callbacks: list[Callback]) -> None:
+        """To each callback's own address: those of one attempt in order, different attempts side by side."""
+        chains: dict[str, list[Callback]] = {}
+        for callback in callbacks:
+            chains.setdefault(callback.directive.lease_id, []).append(callback)
+        await asyncio.gather(*(self._post_chain(chain) for chain in chains.values()))
+
+    async def _post_chain(self, chain: list[Callback]) -> None:
+        for callback in chain:
+            try:
+                reply = await self._transport.post(callback.url, callback.body, callback.directive.callback_token)
+            except Unreachable as error:
+                self._retry(callback, str(error), 0.0)
+            else:
+                self._settle(callback, _answer(reply))
+
+    def _settle(self, callback: Callback, answer: Answer) -> None:
+        status = answer.status
+        if 200 <= status < 300:
+            self._resolve(callback, Delivered(answer.disposition, answer.cancel_requested))
+        elif status in (408, 425, 429) or status >= 500 or status < 400:
+            self._retry(callback, f"HTTP {status}", answer.retry_after_seconds or 0.0)
+        else:
+            directive = callback.directive
+            log.warning(
+                "callback refused",
+                callback=callback.kind,
+                status=status,
+                code=answer.code,
+                jobId=directive.jobId,
+                stepId=directive.stepId,
+                attempt_no=directive.attempt_no,
+                correlation_id=directive.correlation_id,
+            )
+            self._resolve(callback, Refused(status, answer.code))
+
+    def _retry(self, callback: Callback, reason: str, at_least: float) -> None:
+        callback.failures += 1
+        pause = max(at_least, self._timing.backoff(callback.failures))
+        if self._timing.now() + pause > callback.expires:
+            self._resolve(callback, GaveUp(reason))
+        else:
+            self._timing.call_later(pause, lambda: self._enqueue(callback))
+
+    def _resolve(self, callback: Callback, delivery: Delivery) -> None:
+        self.undelivered -= 1
+        self._settled.set()
+        callback.on_delivery(delivery)
+
+
+def _instant(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()
+
+
+def _batch_answers(reply: Reply, expected: int) -> list[Answer] | None:
+    if not 200 <= reply.status < 300:
+        return None
+    try:
+        answers = _decode_batch(reply.body).results
+    except msgspec.DecodeError:
+        return None
+    return answers if len(answers) == expected else None
+
+
+def _answer(reply: Reply) -> Answer:
+    try:
+        answer = _decode_answer(reply.body)
+    except msgspec.DecodeError:
+        # A 2xx that is not ours comes from something in between: nobody has taken the callback.
+        answer = Answer(status=502 if reply.status < 300 else reply.status)
+        answer.retry_after_seconds = reply.retry_after
+        return answer
+    answer.status = reply.status
+    answer.retry_after_seconds = max(answer.retry_after_seconds or 0.0, reply.retry_after)
+    return answer

@@ -1,0 +1,90 @@
+"""HTTP to the orchestrator: one keep-alive session, raw bytes in and out."""
+
+from functools import lru_cache
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+CONNECT_SECONDS = 5.0
+REQUEST_SECONDS = 30.0
+PARALLEL_REQUESTS = 32
+LONGEST_RETRY_AFTER = 300.0
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class Unreachable(Exception):
+    """No answer: nobody knows whether the request was taken."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    status: int
+    body: bytes
+    retry_after: float = 0.0
+
+
+class Transport:
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def post(self, url: str, body: bytes, token: str | None = None) -> Reply:
+        """POST JSON. Redirects are not followed: the token is for this address only."""
+        headers = {"Authorization": f"Bearer {token}"} if token else None
+        try:
+            async with self._open().post(_parse(url), data=body, headers=headers, allow_redirects=False) as response:
+                answer = await response.read()
+                return Reply(response.status, answer, retry_after(response.headers.get("Retry-After")))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"{type(error).__name__}: {error}") from error
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=PARALLEL_REQUESTS, keepalive_timeout=60),
+                timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"Content-Type": "application/json"},
+                skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
+            )
+        return self._session
+
+
+@lru_cache(maxsize=1024)
+def _parse(url: str) -> URL:
+    return URL(url, encoded=True)
+
+
+@lru_cache(maxsize=1024)
+def origin(url: str) -> tuple[str, str, int] | None:
+    """Scheme, host and port; None if it is not an HTTP address."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
+    except ValueError:
+        return None
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        return None
+    return parts.scheme, parts.hostname, port
+
+
+def retry_after(header: str | None) -> float:
+    """Seconds to wait, 0 if not said. The date form is not worth a parser: backoff covers it."""
+    try:
+        return min(LONGEST_RETRY_AFTER, max(0.0, float(header or 0)))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,192 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from lucius.worker.callbacks import CallbackSender, Delivered, Delivery, GaveUp, Refused
+from lucius.worker.transport import Transport
+from tests.unit.worker.support import FakeOrchestrator, Item, ManualTiming, directive, until
+
+
+@pytest.fixture
+async def sender(orchestrator: FakeOrchestrator, timing: ManualTiming) -> AsyncIterator[CallbackSender]:
+    async with Transport() as transport:
+        sender = CallbackSender(orchestrator.url, transport, timing, late_window=100)
+        running = asyncio.create_task(sender.run())
+        yield sender
+        assert not running.done()
+        running.cancel()
+
+
+async def test_callbacks_of_one_tick_leave_as_one_request_in_order(
+    sender: CallbackSender, orchestrator: FakeOrchestrator
+) -> None:
+    got: list[Delivery] = []
+    for number in (1, 2):
+        work = directive(orchestrator.url, number)
+        sender.ack(work, got.append)
+        sender.result(work, b'{"status":"SUCCEEDED"}', got.append)
+    await sender.undelivered_below(1)
+    (request,) = orchestrator.requests
+    assert [(item["type"], item["callback_token"]) for item in request] == [
+        ("ack", "token-1"),
+        ("result", "token-1"),
+        ("ack", "token-2"),
+        ("result", "token-2"),
+    ]
+    assert got == [Delivered("APPLIED")] * 4
+
+
+async def test_what_comes_up_while_a_request_is_under_way_makes_the_next_batch(
+    sender: CallbackSender, orchestrator: FakeOrchestrator
+) -> None:
+    work = directive(orchestrator.url)
+    sender.ack(work, lambda _: sender.heartbeat(work, 0.5, lambda _: None))
+    await sender.undelivered_below(1)
+    assert [[item["type"] for item in request] for request in orchestrator.requests] == [["ack"], ["heartbeat"]]
+    assert orchestrator.callbacks[1]["progress"] == 0.5
+
+
+async def test_a_batch_is_bounded(sender: CallbackSender, orchestrator: FakeOrchestrator) -> None:
+    for number in range(450):
+        sender.ack(directive(orchestrator.url, number), lambda _: None)
+    await sender.undelivered_below(1)
+    assert [len(request) for request in orchestrator.requests] == [200, 200, 50]
+
+
+async def test_large_results_are_spread_over_several_batches(
+    sender: CallbackSender, orchestrator: FakeOrchestrator
+) -> None:
+    for number in range(3):
+        sender.result(directive(orchestrator.url, number), b'{"x":"%s"}' % (b"y" * 200_000), lambda _: None)
+    await sender.undelivered_below(1)
+    assert [len(request) for request in orchestrator.requests] == [2, 1]
+
+
+async def test_callbacks_elsewhere_go_singly_to_their_own_address(orchestrator: FakeOrchestrator) -> None:
+    async with Transport() as transport:
+        sender = CallbackSender("http://orchestrator.example", transport, ManualTiming())
+        running = asyncio.create_task(sender.run())
+        work = directive(orchestrator.url)
+        sender.ack(work, lambda _: None)
+        sender.result(work, b'{"status":"SUCCEEDED"}', lambda _: None)
+        await sender.undelivered_below(1)
+        running.cancel()
+    assert [[item["type"] for item in request] for request in orchestrator.requests] == [["ack"], ["result"]]
+    assert orchestrator.bearers == ["Bearer token-1"] * 2
+
+
+async def test_an_orchestrator_that_was_away_gets_everything_in_order_when_it_is_back(
+    sender: CallbackSender, orchestrator: FakeOrchestrator, timing: ManualTiming
+) -> None:
+    port = orchestrator.port
+    work = directive(orchestrator.url)
+    await orchestrator.stop()
+    sender.ack(work, lambda _: None)
+    sender.result(work, b'{"status":"SUCCEEDED"}', lambda _: None)
+    for failures in range(1, 4):
+        await until(lambda failures=failures: len(timing.pauses) == failures)  # type: ignore[misc]
+        if failures == 3:
+            await orchestrator.start(port)
+        timing.advance(timing.pauses[-1])
+    await sender.undelivered_below(1)
+    assert timing.pauses == [0.25, 0.5, 1.0]
+    assert [item["type"] for item in orchestrator.callbacks] == ["ack", "result"]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_retry_after_is_honoured(
+    sender: CallbackSender, orchestrator: FakeOrchestrator, timing: ManualTiming, status: int
+) -> None:
+    orchestrator.whole_answers.append(web.Response(status=status, headers={"Retry-After": "7"}))
+    sender.result(directive(orchestrator.url), b'{"status":"SUCCEEDED"}', lambda _: None)
+    await until(lambda: timing.waiting == 1)
+    assert timing.pauses == [7.0]
+    timing.advance(7)
+    await sender.undelivered_below(1)
+    assert len(orchestrator.callbacks) == 1
+
+
+async def test_an_item_that_failed_is_sent_again_alone(
+    sender: CallbackSender, orchestrator: FakeOrchestrator, timing: ManualTiming
+) -> None:
+    def once_busy(item: Item) -> Item:
+        first = len(orchestrator.requests) == 1
+        return {"status": 500, "code": "INTERNAL"} if item["jobId"] == "job-2" and first else {"status": 200}
+
+    orchestrator.answer = once_busy
+    for number in (1, 2, 3):
+        sender.ack(directive(orchestrator.url, number), lambda _: None)
+    await until(lambda: timing.waiting == 1)
+    assert sender.undelivered == 1
+    timing.advance(1)
+    await sender.undelivered_below(1)
+    assert [item["jobId"] for item in orchestrator.requests[1]] == ["job-2"]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 409])
+async def test_a_refusal_is_final(
+    sender: CallbackSender, orchestrator: FakeOrchestrator, timing: ManualTiming, status: int
+) -> None:
+    got: list[Delivery] = []
+    orchestrator.answer = lambda _: {"status": status, "code": "STALE_ATTEMPT", "disposition": "STALE"}
+    sender.result(directive(orchestrator.url), b'{"status":"SUCCEEDED"}', got.append)
+    await sender.undelivered_below(1)
+    assert got == [Refused(status, "STALE_ATTEMPT")]
+    assert timing.pauses == []
+
+
+@pytest.mark.parametrize("status", [400, 404, 413, 500])
+async def test_a_batch_refused_as_a_whole_is_sent_singly(
+    sender: CallbackSender, orchestrator: FakeOrchestrator, status: int
+) -> None:
+    orchestrator.whole_answers.append(web.Response(status=status))
+    for number in (1, 2):
+        sender.ack(directive(orchestrator.url, number), lambda _: None)
+    await sender.undelivered_below(1)
+    assert sorted(item["jobId"] for item in orchestrator.callbacks) == ["job-1", "job-2"]
+    assert [len(request) for request in orchestrator.requests] == [0, 1, 1]
+
+
+async def test_an_answer_from_something_in_between_does_not_count(
+    sender: CallbackSender, orchestrator: FakeOrchestrator
+) -> None:
+    orchestrator.whole_answers.append(web.Response(text="<html>hello</html>"))
+    sender.ack(directive(orchestrator.url), lambda _: None)
+    await sender.undelivered_below(1)
+    assert len(orchestrator.callbacks) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "worth_seconds"),
+    [("ack", 30), ("heartbeat", 60), ("result", 160)],
+)
+async def test_a_callback_is_given_up_when_it_no_longer_matters(
+    sender: CallbackSender, orchestrator: FakeOrchestrator, timing: ManualTiming, kind: str, worth_seconds: float
+) -> None:
+    got: list[Delivery] = []
+    work = directive(orchestrator.url, lease_seconds=60.0)
+    await orchestrator.stop()
+    if kind == "ack":
+        sender.ack(work, got.append)
+    elif kind == "heartbeat":
+        sender.heartbeat(work, None, got.append)
+    else:
+        sender.result(work, b'{"status":"SUCCEEDED"}', got.append)
+    while not got:
+        await until(lambda: bool(got) or timing.waiting == 1)
+        assert timing.now() <= worth_seconds
+        if not got:
+            timing.advance(timing.pauses[-1])
+    assert isinstance(got[0], GaveUp)
+    assert timing.now() > worth_seconds - 31
+
+
+async def test_a_callback_whose_deadline_is_past_is_still_tried_once(
+    sender: CallbackSender, orchestrator: FakeOrchestrator, timing: ManualTiming
+) -> None:
+    timing.advance(1000)  # our clock may be ahead of the orchestrator's
+    sender.ack(directive(orchestrator.url), lambda _: None)
+    await sender.undelivered_below(1)
+    assert len(orchestrator.callbacks) == 1
