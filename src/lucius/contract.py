@@ -260,3 +260,77 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     errors: list[Fault] = field(default_factory=list)
     jobId: str | None = None
     disposition: str | None = None
+
+
+class JobList(Struct, frozen=True, kw_only=True):
+    jobs: list[JobSummary]
+    next_cursor: str | None
+
+
+class StepList(Struct, frozen=True, kw_only=True):
+    steps: list[StepWithAttempts]
+
+
+class AttemptList(Struct, frozen=True, kw_only=True):
+    attempts: list[AttemptView]
+
+
+class EventList(Struct, frozen=True, kw_only=True):
+    events: list[EventView]
+    next_cursor: int | None
+
+
+class OutboxRetried(Struct, frozen=True, kw_only=True):
+    """`retried` jobs got a new attempt; `pending` rows wait in all."""
+
+    retried: int
+    pending: int
+
+
+class ProtocolView(Struct, frozen=True, kw_only=True):
+    protocol_id: str
+    version: int
+    request_type: str
+    steps: list[dict[str, Any]]
+    title: str = ""
+    description: str = ""
+    aliases: list[str] = field(default_factory=list)
+    policies: dict[str, Any] = field(default_factory=dict)
+
+
+class ProtocolProblem(Struct, frozen=True, kw_only=True):
+    file: str
+    line: int | None
+    reason: str
+
+
+class ProtocolList(Struct, frozen=True, kw_only=True):
+    protocols: list[ProtocolView]
+    problems: list[ProtocolProblem]
+
+
+class Ready(Struct, frozen=True, kw_only=True):
+    status: str
+
+
+class CommandBatch(Struct, frozen=True, forbid_unknown_fields=True):
+    commands: Annotated[list[CommandEnvelope], Meta(max_length=500)]
+
+
+class CallbackItem(ResultCallback, kw_only=True):
+    """One callback of a batch; `status` and what follows it belong to a result."""
+
+    type: Literal["ack", "heartbeat", "result"]
+    callback_token: str
+    status: Literal["SUCCEEDED", "FAILED", "FAILED_RETRY", "FAILED_FINAL"] | None = None  # type: ignore[assignment]
+    progress: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+
+class CallbackBatch(Struct, frozen=True, forbid_unknown_fields=True):
+    callbacks: Annotated[list[CallbackItem], Meta(max_length=500)]
+
+
+class BatchAnswer(Struct, frozen=True):
+    """Each item's own answer: the body it would have got alone, with `status_code`."""
+
+    results: list[dict[str, Any]]

@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from lucius.adapters.config_file import ConfigFile
 from lucius.adapters.protocols_dir import ProtocolsDir
-from lucius.core.decision import Env
+from lucius.core.decision import Decision, Env
 from lucius.engine.embedded import EmbeddedEngine
 from lucius.engine.relay import Relay
 from lucius.engine.supervise import supervised
@@ -44,7 +44,10 @@ log = structlog.get_logger(__name__)
 
 
 class Store(Ledger, Reader, Protocol):
-    """A ledger that can be read from as well, as every adapter's can."""
+    """A ledger that can be read from as well, and that says when a decision has become durable."""
+
+    on_commit: Callable[[Decision], None] | None
+    on_flush: Callable[[int, float], None] | None
 
 
 class Runtime(Struct, frozen=True, kw_only=True):
@@ -74,7 +77,7 @@ def open_ledger(settings: Settings) -> Store:
         case "sqlite":
             from lucius.adapters.ledger_sqlite import SqliteLedger
 
-            path = Path(rest.removeprefix("//").removeprefix("/") if os.name == "nt" else rest.removeprefix("//"))
+            path = Path(rest.removeprefix("///"))  # sqlite:///relative.db, sqlite:////absolute.db
             path.parent.mkdir(parents=True, exist_ok=True)
             return SqliteLedger.open(path, max_page_count=settings.ledger_max_pages)
         case "memory":
@@ -166,7 +169,9 @@ def _engine(
         repair_interval=settings.repair_interval,
         on_action=metrics.swept,
     )
-    relay = publisher and Relay(
+    if publisher is None:
+        return EmbeddedEngine(sweeper, None, metrics.loop_failed)
+    relay = Relay(
         ledger=store,
         jobs=jobs,
         dispatcher=dispatcher,

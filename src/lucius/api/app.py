@@ -1,0 +1,98 @@
+"""The application: `create_app` is what uvicorn's factory option names."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from lucius import __version__
+from lucius.api.hot import HotRoutes
+from lucius.api.openapi import describe
+from lucius.api.problems import MEDIA_TYPE, STATUS, encode_problem, ledger_refusal, problem_headers
+from lucius.api.routes import MAX_STREAMS, router
+from lucius.contract import Fault
+from lucius.observability.logs import configure_logging
+from lucius.ports.errors import LedgerError
+from lucius.service.errors import RejectCode, Rejected
+from lucius.settings import load_settings
+from lucius.wiring import Runtime, open_runtime
+
+log = structlog.get_logger(__name__)
+
+Opener = Callable[[], AbstractAsyncContextManager[Runtime]]
+
+
+def create_app(opener: Opener | None = None) -> HotRoutes:
+    """The ASGI application; without an opener, wired from the environment when the server starts."""
+    app = FastAPI(
+        title="Lucius",
+        version=__version__,
+        summary="A durable control plane for document-AI pipelines",
+        lifespan=_lifespan(opener or _from_environment),
+        docs_url="/docs",
+        redoc_url=None,
+    )
+    app.state.runtime = None
+    app.state.streams = asyncio.Semaphore(MAX_STREAMS)
+    app.include_router(router)
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    _refuse_with_problems(app)
+    return HotRoutes(app, lambda: app.state.runtime)
+
+
+def _from_environment() -> AbstractAsyncContextManager[Runtime]:
+    settings = load_settings()
+    configure_logging(settings.log_level, settings.log_format)
+    return open_runtime(settings)
+
+
+def _lifespan(opener: Opener) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with opener() as runtime:
+            app.state.runtime = runtime
+            try:
+                yield
+            finally:
+                app.state.runtime = None
+
+    return lifespan
+
+
+def _refuse_with_problems(app: FastAPI) -> None:
+    def respond(request: Request, rejected: Rejected) -> Response:
+        runtime: Runtime | None = request.app.state.runtime
+        if runtime is not None:
+            runtime.metrics.refusals.labels(rejected.code).inc()
+        body = encode_problem(rejected)
+        return Response(body, STATUS[rejected.code], headers=problem_headers(rejected), media_type=MEDIA_TYPE)
+
+    @app.exception_handler(Rejected)
+    async def rejected(request: Request, error: Rejected) -> Response:
+        return respond(request, error)
+
+    @app.exception_handler(LedgerError)
+    async def ledger(request: Request, error: LedgerError) -> Response:
+        return respond(request, ledger_refusal(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        faults = [Fault("/".join(str(part) for part in fault["loc"]), fault["msg"]) for fault in error.errors()]
+        detail = f"{faults[0].pointer}: {faults[0].message}" if faults else ""
+        return respond(request, Rejected(RejectCode.INVALID_QUERY, detail, faults))
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        code = {404: RejectCode.NOT_FOUND, 405: RejectCode.METHOD_NOT_ALLOWED}.get(error.status_code)
+        if code is None:
+            code = RejectCode.INVALID_QUERY if error.status_code < 500 else RejectCode.INTERNAL
+        return respond(request, Rejected(code, f"{request.method} {request.url.path[:256]}"))
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        log.exception("request failed", path=request.url.path, exc_info=error)
+        return respond(request, Rejected(RejectCode.INTERNAL, "see the server's log"))

@@ -1,0 +1,93 @@
+"""Refusals on the wire: RFC 9457, one status for each code."""
+
+import msgspec
+
+from lucius.contract import Problem
+from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerFull
+from lucius.service.errors import RejectCode, Rejected
+
+C = RejectCode
+
+STATUS: dict[RejectCode, int] = {
+    C.MALFORMED_JSON: 400,
+    C.INVALID_ENVELOPE: 422,
+    C.UNKNOWN_FIELD: 422,
+    C.UNSUPPORTED_SCHEMA_VERSION: 422,
+    C.UNKNOWN_REQUEST_TYPE: 422,
+    C.UNKNOWN_PROTOCOL_VERSION: 422,
+    C.INVALID_PAYLOAD: 422,
+    C.FORBIDDEN_REF: 422,
+    C.INVALID_TENANT: 422,
+    C.MODE_NOT_PERMITTED: 403,
+    C.DOC_ID_REQUIRED: 422,
+    C.CALLBACK_URL_FORBIDDEN: 422,
+    C.NUMBER_NOT_REPRESENTABLE: 422,
+    C.IDEMPOTENCY_KEY_REUSED: 409,
+    C.TENANT_LIMIT: 429,
+    C.MODE_LIMIT: 429,
+    C.PROTOCOL_LIMIT: 429,
+    C.GLOBAL_LIMIT: 503,
+    C.UNAUTHENTICATED: 401,
+    C.FORBIDDEN_SCOPE: 403,
+    C.FORBIDDEN_TENANT: 403,
+    C.INVALID_CALLBACK_TOKEN: 401,
+    C.CALLBACK_TOKEN_EXPIRED: 401,
+    C.CALLBACK_TOKEN_MISMATCH: 403,
+    C.JOB_NOT_FOUND: 404,
+    C.STEP_NOT_FOUND: 404,
+    C.JOB_TERMINAL: 409,
+    C.STALE_CALLBACK: 409,
+    C.INVALID_CALLBACK: 422,
+    C.BODY_TOO_LARGE: 413,
+    C.UNSUPPORTED_MEDIA_TYPE: 415,
+    C.NOT_FOUND: 404,
+    C.METHOD_NOT_ALLOWED: 405,
+    C.INVALID_QUERY: 422,
+    C.INVALID_CURSOR: 422,
+    C.BATCH_TOO_LARGE: 422,
+    C.LEDGER_FULL: 507,
+    C.LEDGER_CONTENDED: 503,
+    C.NOT_READY: 503,
+    C.INTERNAL: 500,
+}
+
+TYPE_ROOT = "https://lucius.dev/problems/"
+MEDIA_TYPE = "application/problem+json"
+_encode = msgspec.json.Encoder().encode
+
+
+def problem(rejected: Rejected) -> Problem:
+    return Problem(
+        type=TYPE_ROOT + rejected.code.lower().replace("_", "-"),
+        title=rejected.title,
+        status=STATUS[rejected.code],
+        code=rejected.code,
+        detail=rejected.detail,
+        errors=rejected.faults,
+        jobId=rejected.job_id,
+        disposition=rejected.disposition,
+    )
+
+
+def problem_headers(rejected: Rejected) -> dict[str, str]:
+    headers = {}
+    if rejected.retry_after_seconds is not None:
+        headers["retry-after"] = str(rejected.retry_after_seconds)
+    if STATUS[rejected.code] == 401:
+        headers["www-authenticate"] = "Bearer"
+    return headers
+
+
+def encode_problem(rejected: Rejected) -> bytes:
+    return _encode(problem(rejected))
+
+
+def ledger_refusal(error: LedgerError) -> Rejected:
+    """What a caller is told when the store cannot take a commit."""
+    match error:
+        case LedgerFull():
+            return Rejected(C.LEDGER_FULL, "the ledger's disk is full; nothing of this request was kept")
+        case LedgerBusy() | LedgerCorrupt():
+            return Rejected(C.NOT_READY, str(error), retry_after_seconds=5)
+        case _:
+            return Rejected(C.LEDGER_CONTENDED, str(error), retry_after_seconds=1)

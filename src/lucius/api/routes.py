@@ -1,0 +1,248 @@
+"""The routes that FastAPI serves: what people and dashboards look at, and what operators do."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from msgspec import Struct
+
+from lucius import contract
+from lucius.api.openapi import answers, takes
+from lucius.core.model import BlockedReason, JobStatus
+from lucius.core.protocol import Protocol
+from lucius.core.routing import normalise_tenant
+from lucius.ports.ledger import JobFilter
+from lucius.service.auth import Principal
+from lucius.service.errors import RejectCode, Rejected
+from lucius.service.timestamps import parse_timestamp
+from lucius.wiring import Runtime
+
+router = APIRouter()
+
+T = TypeVar("T")
+MAX_WAIT = 60.0
+MAX_STREAMS = 500
+QUIET_SECONDS = 15.0
+_encode = msgspec.json.Encoder().encode
+
+
+class CancelRequest(Struct, forbid_unknown_fields=True):
+    reason: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+
+
+class OutboxRetryRequest(Struct, forbid_unknown_fields=True):
+    reason: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+
+
+def ok(value: Any, status: int = 200) -> Response:
+    return Response(_encode(value), status, media_type="application/json")
+
+
+def runtime_of(request: Request) -> Runtime:
+    runtime: Runtime | None = request.app.state.runtime
+    if runtime is None:
+        raise Rejected(RejectCode.NOT_READY, "the server is starting or stopping", retry_after_seconds=1)
+    return runtime
+
+
+def principal_of(request: Request) -> Principal:
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return runtime_of(request).auth.authenticate(key.strip() if scheme.lower() == "bearer" else None)
+
+
+def reader(principal: Annotated[Principal, Depends(principal_of)]) -> Principal:
+    principal.require("read")
+    return principal
+
+
+def operator(principal: Annotated[Principal, Depends(principal_of)]) -> Principal:
+    principal.require("operate")
+    return principal
+
+
+Caller = Annotated[Principal, Depends(principal_of)]
+Reader = Annotated[Principal, Depends(reader)]
+Operator = Annotated[Principal, Depends(operator)]
+Wired = Annotated[Runtime, Depends(runtime_of)]
+
+
+async def body_of(request: Request, kind: type[T]) -> T:
+    """A small JSON body, or nothing for its defaults."""
+    limit = runtime_of(request).settings.max_body_bytes
+    raw = b""
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > limit:
+            raise Rejected(RejectCode.BODY_TOO_LARGE, f"the body may have {limit} bytes")
+    try:
+        return msgspec.json.decode(raw or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise Rejected(RejectCode.INVALID_ENVELOPE, str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Rejected(RejectCode.MALFORMED_JSON, str(error)) from None
+
+
+@router.get("/v1/jobs", tags=["jobs"], **answers(contract.JobList, 401, 403, 422))
+async def list_jobs(
+    who: Reader,
+    runtime: Wired,
+    tenant_id: Annotated[str | None, Query(max_length=256)] = None,
+    status: JobStatus | None = None,
+    request_type: Annotated[str | None, Query(max_length=128)] = None,
+    blocked_on: BlockedReason | None = None,
+    created_after: Annotated[str | None, Query(description="RFC 3339, with an offset", max_length=64)] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(max_length=256)] = None,
+) -> Response:
+    """Newest first. Without `tenant_id`, every tenant the key is good for."""
+    where = JobFilter(
+        tenants=_tenants(who, tenant_id),
+        status=status,
+        request_type=_request_type(runtime, request_type),
+        blocked_on=blocked_on,
+        created_after=_instant(created_after),
+    )
+    jobs, next_cursor = await runtime.queries.jobs(who, where, limit, cursor)
+    return ok(contract.JobList(jobs=jobs, next_cursor=next_cursor))
+
+
+def _tenants(who: Principal, tenant_id: str | None) -> frozenset[str] | None:
+    if tenant_id is None:
+        return None
+    tenant = normalise_tenant(tenant_id)
+    if tenant is None:
+        raise Rejected(RejectCode.INVALID_TENANT, "tenant_id is not a tenant id")
+    who.require_tenant(tenant)
+    return frozenset({tenant})
+
+
+def _request_type(runtime: Runtime, name: str | None) -> str | None:
+    protocol = runtime.protocols.resolve(name) if name else None
+    return protocol.request_type if protocol else name
+
+
+def _instant(text: str | None) -> int | None:
+    try:
+        return parse_timestamp(text) if text else None
+    except (ValueError, OverflowError) as error:
+        raise Rejected(RejectCode.INVALID_QUERY, f"created_after: {error}") from None
+
+
+@router.get("/v1/jobs/{job_id}", tags=["jobs"], **answers(contract.JobView, 401, 403, 404, 422))
+async def get_job(
+    job_id: str, who: Reader, runtime: Wired, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0
+) -> Response:
+    """`wait` answers as soon as the job has ended, or after that many seconds with what there is."""
+    return ok(await runtime.queries.job(job_id, who, wait))
+
+
+@router.get("/v1/jobs/{job_id}/steps", tags=["jobs"], **answers(contract.StepList, 401, 403, 404))
+async def get_steps(job_id: str, who: Reader, runtime: Wired) -> Response:
+    return ok(contract.StepList(steps=await runtime.queries.steps(job_id, who)))
+
+
+@router.get("/v1/jobs/{job_id}/attempts", tags=["jobs"], **answers(contract.AttemptList, 401, 403, 404))
+async def get_attempts(job_id: str, who: Reader, runtime: Wired) -> Response:
+    return ok(contract.AttemptList(attempts=await runtime.queries.attempts(job_id, who)))
+
+
+@router.get("/v1/jobs/{job_id}/events", tags=["jobs"], **answers(contract.EventList, 401, 403, 404, 422))
+async def get_events(
+    request: Request,
+    job_id: str,
+    who: Reader,
+    runtime: Wired,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    cursor: Annotated[int, Query(ge=0, le=2**53, description="Answer what comes after this sequence number")] = 0,
+) -> Response:
+    """With `Accept: text/event-stream`, live until the job ends; resumes after `Last-Event-ID`."""
+    if "text/event-stream" in request.headers.get("accept", ""):
+        last = request.headers.get("last-event-id", "")
+        after = int(last) if last.isascii() and last.isdigit() and len(last) < 16 else cursor
+        await runtime.queries.require(job_id, who)
+        return StreamingResponse(_stream(request, runtime, job_id, who, after), media_type="text/event-stream")
+    events, next_cursor = await runtime.queries.events(job_id, who, cursor, limit)
+    return ok(contract.EventList(events=events, next_cursor=next_cursor))
+
+
+async def _stream(request: Request, runtime: Runtime, job_id: str, who: Principal, after: int) -> AsyncIterator[bytes]:
+    streams: asyncio.Semaphore = request.app.state.streams
+    if streams.locked():
+        yield b"event: refused\ndata: too many live streams; poll instead\n\n"
+        return
+    async with streams:
+        async for event in runtime.queries.follow(job_id, who, after, QUIET_SECONDS):
+            if event is None:
+                yield b": still here\n\n"
+            else:
+                yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), _encode(event))
+        yield b"event: end\ndata: {}\n\n"
+
+
+@router.post(
+    "/v1/jobs/{job_id}:cancel", tags=["jobs"], **takes(CancelRequest, contract.JobView, 202, 401, 403, 404, 409, 422)
+)
+async def cancel_job(request: Request, job_id: str, who: Operator, runtime: Wired) -> Response:
+    """No further step starts. What is with a service may end; then the job is CANCELLED."""
+    asked = await body_of(request, CancelRequest)
+    return ok(await runtime.operations.cancel(job_id, who, asked.reason), 202)
+
+
+@router.post(
+    "/v1/admin/outbox/retry",
+    tags=["operations"],
+    **takes(OutboxRetryRequest, contract.OutboxRetried, 200, 401, 403, 422),
+)
+async def retry_outbox(request: Request, who: Operator, runtime: Wired) -> Response:
+    """Try every step again now that waits after a failed hand-over, and wake the relay for the rest."""
+    await body_of(request, OutboxRetryRequest)
+    return ok(await runtime.operations.retry_outbox(who))
+
+
+@router.get("/v1/protocols", tags=["protocols"], **answers(contract.ProtocolList, 401, 403))
+async def list_protocols(who: Reader, runtime: Wired) -> Response:
+    """Protocols in force, and files that were refused with the reason."""
+    problems = [
+        contract.ProtocolProblem(file=problem.file, line=problem.line, reason=problem.reason)
+        for problem in runtime.protocols.problems()
+    ]
+    protocols = [_protocol_view(protocol) for protocol in runtime.protocols.list()]
+    return ok(contract.ProtocolList(protocols=protocols, problems=problems))
+
+
+@router.get("/v1/protocols/{request_type}", tags=["protocols"], **answers(contract.ProtocolView, 401, 403, 404, 422))
+async def get_protocol(
+    request_type: str, who: Reader, runtime: Wired, version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None
+) -> Response:
+    protocol = runtime.protocols.resolve(request_type, version)
+    if protocol is None:
+        raise Rejected(RejectCode.NOT_FOUND, f"no protocol serves {request_type[:128]!r} in that version")
+    return ok(_protocol_view(protocol))
+
+
+def _protocol_view(protocol: Protocol) -> contract.ProtocolView:
+    return contract.ProtocolView(**msgspec.to_builtins(protocol) | {"steps": msgspec.to_builtins(protocol.steps)})
+
+
+@router.get("/healthz", tags=["health"])
+async def healthz() -> dict[str, str]:
+    """The process is up."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", tags=["health"], **answers(contract.Ready, 503))
+async def readyz(runtime: Wired) -> Response:
+    """The ledger answers and the engine runs."""
+    await runtime.store.counters()
+    if not runtime.engine.running:
+        raise Rejected(RejectCode.NOT_READY, "the engine does not run", retry_after_seconds=1)
+    return ok(contract.Ready(status="ready"))
+
+
+@router.get("/metrics", tags=["health"], response_class=Response)
+async def metrics(runtime: Wired) -> Response:
+    """Prometheus exposition."""
+    return Response(await runtime.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
