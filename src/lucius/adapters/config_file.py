@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lucius import marked
+from lucius.adapters import marked
+from lucius.adapters.marked import Marked
 from lucius.core.model import Mode
 from lucius.core.routing import normalise_tenant
-from lucius.marked import Marked
 from lucius.ports.config import ANY, ApiKey, Config, TenantPolicy
 from lucius.ports.errors import ProtocolError
 

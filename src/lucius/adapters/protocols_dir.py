@@ -17,9 +17,9 @@ from typing import Any
 import jsonschema_rs
 from msgspec import Struct
 
-from lucius import marked
+from lucius.adapters import marked
+from lucius.adapters.marked import Marked
 from lucius.core.protocol import Protocol, payload_defaults
-from lucius.marked import Marked
 from lucius.ports.errors import ProtocolError
 
 SHIPPED = Path(__file__).parent.parent / "protocols"

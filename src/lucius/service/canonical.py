@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import rfc8785
 
-from lucius.contract import Fault
+from lucius.contract import CommandEnvelope, Fault
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.json_values import drop_nulls, pointer, walk
 
@@ -21,30 +21,29 @@ MAX_INTEGER = 2**53 - 1
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 # Where msgspec's output may differ from RFC 8785: floats, integers of 16 digits and more, and nulls (dropped
-# members, and NaN, which msgspec writes as null). It also matches inside strings; that only costs the slow way.
+# members, and NaN, which msgspec writes as null). In an object, `:`, `[` or `,` comes before every number. It also
+# matches inside strings; that only costs the slow way.
 _DOUBTFUL_NUMBER = re.compile(rb"[:\[,]-?(?:[0-9]{16}|[0-9]+[.eE])")
 
 
-def command_value(
-    *, tenant_id: str, request_type: str, input_ref: str, output_ref: str, payload: dict[str, Any], schema_version: str
-) -> dict[str, Any]:
-    """The members that make a command the same command, tenant and request type normalised by the caller."""
+def command_value(envelope: CommandEnvelope, request_type: str) -> dict[str, Any]:
+    """The members that make a command the same command; `request_type` is the protocol's, not an alias of it."""
     return {
-        "input_ref": input_ref,
-        "output_ref": output_ref,
-        "payload": payload,
+        "input_ref": envelope.input_ref,
+        "output_ref": envelope.output_ref,
+        "payload": envelope.payload,
         "request_type": request_type,
-        "schema_version": schema_version,
-        "tenant_id": tenant_id,
+        "schema_version": envelope.schema_version,
+        "tenant_id": envelope.tenant_id,
     }
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: dict[str, Any]) -> str:
     """SHA-256 of the canonical form, in hex. Raises Rejected (NUMBER_NOT_REPRESENTABLE)."""
     return hashlib.sha256(canonical(value)).hexdigest()
 
 
-def canonical(value: Any) -> bytes:
+def canonical(value: dict[str, Any]) -> bytes:
     """RFC 8785 without null members. Raises Rejected (NUMBER_NOT_REPRESENTABLE) with a pointer for each fault."""
     try:
         encoded = _encode_sorted(value)
@@ -56,7 +55,7 @@ def canonical(value: Any) -> bytes:
     return _canonical_slow(value)
 
 
-def _canonical_slow(value: Any) -> bytes:
+def _canonical_slow(value: dict[str, Any]) -> bytes:
     if faults := _unrepresentable(value):
         raise Rejected(
             RejectCode.NUMBER_NOT_REPRESENTABLE, f"{faults[0].pointer or 'the body'}: {faults[0].message}", faults

@@ -128,19 +128,28 @@ def _parse(raw: bytes) -> Any:
     except msgspec.ValidationError as error:  # syntax is fine, a number is beyond every range
         raise _number_out_of_range(raw, str(error)) from None
     except msgspec.DecodeError as error:
-        text = str(error)
-        found = _BYTE.search(text)
-        reason = _BYTE.sub("", text.removeprefix("JSON is malformed: ")).strip()
-        raise _malformed(raw, int(found[1]) if found else len(raw), reason) from None
+        raise _malformed(raw, *_where(raw, str(error))) from None
     if too_deep(body):
         raise _nested_too_deep()
     return body
 
 
+def _where(raw: bytes, text: str) -> tuple[int, str]:
+    """Offset and reason: of the standard library, which is exact about places, or of msgspec, which is stricter."""
+    try:
+        json.loads(raw.decode())
+    except json.JSONDecodeError as error:
+        return len(error.doc[: error.pos].encode()), error.msg
+    except (ValueError, RecursionError):
+        pass
+    found = _BYTE.search(text)
+    return int(found[1]) if found else len(raw), _BYTE.sub("", text.removeprefix("JSON is malformed: ")).strip()
+
+
 def _malformed(raw: bytes, offset: int, reason: str) -> Rejected:
     offset = min(offset, len(raw))
     line = raw.count(b"\n", 0, offset) + 1
-    column = offset - (raw.rfind(b"\n", 0, offset) + 1) + 1
+    column = len(raw[raw.rfind(b"\n", 0, offset) + 1 : offset].decode(errors="replace")) + 1
     where = f"line {line}, column {column} (byte {offset})"
     if not raw.strip():
         reason = "the body is empty"

@@ -1,0 +1,149 @@
+from typing import Any
+
+import pytest
+
+from lucius.adapters.protocols_dir import ProtocolsDir
+from lucius.core.protocol import Protocol, StepSpec
+from lucius.service import payloads as module
+from lucius.service.errors import RejectCode, Rejected
+from lucius.service.payloads import Payloads
+from lucius.service.protocols import choose_protocol
+
+SHIPPED = ProtocolsDir()
+
+
+def fill(request_type: str, payload: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return Payloads().fill(choose_protocol(SHIPPED, request_type), payload)
+
+
+def faults(request_type: str, payload: dict[str, Any]) -> dict[str, str]:
+    with pytest.raises(Rejected) as refused:
+        fill(request_type, payload)
+    assert refused.value.code is RejectCode.INVALID_PAYLOAD
+    return {fault.pointer: fault.message for fault in refused.value.faults}
+
+
+def protocol(schema: dict[str, Any]) -> Protocol:
+    step = StepSpec(step_id="a", step_type="A", service="a", payload_schema=schema)
+    return Protocol(protocol_id="x", version=1, request_type="X", steps=(step,))
+
+
+def test_an_empty_payload_gets_every_default() -> None:
+    assert fill("OCR", {}) == {"ocr": {"language": "en", "dpi": 300}}
+    assert fill("EMBEDDING", {})["embedding"]["chunk_size"] == 800
+
+
+def test_what_a_client_gives_wins_over_the_defaults_and_extra_members_pass_through() -> None:
+    filled = fill("OCR_EMBEDDING_SIS", {"ocr": {"dpi": 72, "engine": {"x": 1}}, "sis": {"prompt_set": ["Who?"]}})
+    assert filled["ocr"] == {"language": "en", "dpi": 72, "engine": {"x": 1}}
+    assert filled["embedding"]["model"] == "hash-256"
+    assert filled["sis"]["prompt_set"] == ["Who?"]
+    assert list(filled) == ["ocr", "embedding", "sis"]
+
+
+def test_the_given_payload_is_left_as_it_was() -> None:
+    payload: dict[str, Any] = {"ocr": {"dpi": 72}}
+    fill("OCR", payload)
+    assert payload == {"ocr": {"dpi": 72}}
+
+
+@pytest.mark.parametrize("payload", [{}, {"sis": {}}, {"sis": {"top_k": 1}}])
+def test_a_missing_prompt_set_is_named_by_its_pointer(payload: dict[str, Any]) -> None:
+    assert faults("SIS", payload) == {"/payload/sis/prompt_set": "required member is missing"}
+
+
+def test_every_fault_of_every_step_is_named() -> None:
+    found = faults(
+        "OCR_EMBEDDING_SIS",
+        {"ocr": {"dpi": 10, "pages": [1, 0, "x"]}, "embedding": [], "sis": {"prompt_set": ["", 7]}, "extra/1": {}},
+    )
+    assert list(found) == [
+        "/payload/ocr/dpi",
+        "/payload/ocr/pages/1",
+        "/payload/ocr/pages/2",
+        "/payload/embedding",
+        "/payload/sis/prompt_set/0",
+        "/payload/sis/prompt_set/1",
+        "/payload/extra~11",
+    ]
+    assert found["/payload/ocr/dpi"] == "the value is less than the minimum of 72"
+    assert "its steps: ocr, embedding, sis" in found["/payload/extra~11"]
+
+
+def test_a_member_for_a_step_of_another_protocol_is_refused() -> None:
+    assert list(faults("OCR", {"sis": {"prompt_set": ["Who?"]}})) == ["/payload/sis"]
+
+
+def test_a_message_never_repeats_what_the_client_sent() -> None:
+    assert not any("hunter2" in message for message in faults("OCR", {"ocr": {"dpi": "hunter2"}}).values())
+
+
+@pytest.mark.parametrize("prompts", [[], ["x"] * 101, "Who?", [None]])
+def test_a_prompt_set_is_one_to_a_hundred_prompts(prompts: Any) -> None:
+    assert faults("SIS", {"sis": {"prompt_set": prompts}})
+    assert fill("SIS", {"sis": {"prompt_set": ["x"] * 100}})
+
+
+def test_a_member_that_a_strict_schema_forbids_is_named() -> None:
+    strict = protocol({"additionalProperties": False, "properties": {"a": True}})
+    with pytest.raises(Rejected) as refused:
+        Payloads().fill(strict, {"a": {"a": 1, "b": 2, "c": 3}})
+    assert [fault.pointer for fault in refused.value.faults] == ["/payload/a/b", "/payload/a/c"]
+
+
+def test_a_step_without_a_schema_takes_any_object() -> None:
+    assert Payloads().fill(protocol({}), {"a": {"x": [1]}}) == {"a": {"x": [1]}}
+
+
+def test_numbers_of_any_size_are_judged_not_tripped_over() -> None:
+    assert list(faults("OCR", {"ocr": {"dpi": 2**200}})) == ["/payload/ocr/dpi"]
+    assert fill("OCR", {"ocr": {"dpi": 300.0}})["ocr"]["dpi"] == 300
+
+
+def test_hundreds_of_faults_do_not_make_an_endless_answer() -> None:
+    with pytest.raises(Rejected) as refused:
+        fill("OCR", {"ocr": {"pages": [0] * 500}})
+    assert len(refused.value.faults) == 50
+    assert "499 more" in refused.value.detail
+
+
+def test_schemas_are_compiled_once_for_each_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    original = module._compile
+
+    def compile_(protocol: Protocol) -> Any:
+        compiled.append(protocol)
+        return original(protocol)
+
+    monkeypatch.setattr(module, "_compile", compile_)
+    payloads = Payloads()
+    for _ in range(3):
+        payloads.fill(protocol({"type": "object"}), {})
+    assert len(compiled) == 1
+    payloads.fill(protocol({"type": "object", "required": []}), {})
+    assert len(compiled) == 2
+
+
+def test_the_cache_stays_bounded_when_protocols_keep_changing() -> None:
+    payloads = Payloads()
+    for n in range(600):
+        payloads.fill(protocol({"properties": {"n": {"default": n}}}), {})
+    assert len(payloads._by_id) <= 256
+    assert len(payloads._by_digest) <= 256
+
+
+def test_an_unknown_request_type_is_refused_with_the_known_ones_and_a_guess() -> None:
+    with pytest.raises(Rejected) as refused:
+        choose_protocol(SHIPPED, "ocr_embeding")
+    assert refused.value.code is RejectCode.UNKNOWN_REQUEST_TYPE
+    assert "did you mean OCR_EMBEDDING?" in refused.value.detail
+    assert "known: EMBEDDING, EMBEDDING_SIS, OCR, OCR_EMBEDDING, OCR_EMBEDDING_SIS, SIS" in refused.value.detail
+    assert refused.value.faults[0].pointer == "/request_type"
+
+
+def test_an_unknown_version_is_refused_with_those_there_are() -> None:
+    with pytest.raises(Rejected) as refused:
+        choose_protocol(SHIPPED, "OCR->EMBEDDING", 9)
+    assert refused.value.code is RejectCode.UNKNOWN_PROTOCOL_VERSION
+    assert refused.value.detail == "OCR_EMBEDDING has no version 9; it has 1"
+    assert choose_protocol(SHIPPED, "OCR", 1).version == 1

@@ -1,0 +1,356 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lucius.adapters import marked
+from lucius.adapters.protocols_dir import ProtocolsDir, read_protocol
+from lucius.core.protocol import Protocol, digest
+from lucius.ports.errors import ProtocolError
+from lucius.ports.protocols import ProtocolSource
+
+GOOD = """\
+protocol_id: translate
+version: 1
+request_type: TRANSLATE
+aliases: [TR]
+steps:
+  - step_id: ocr
+    step_type: OCR
+    service: ocr
+  - step_id: translate
+    step_type: TRANSLATE
+    service: translator
+    timeout_ms: 60000
+    retry_policy:
+      max_attempts: 2
+    payload_schema:
+      type: object
+      properties:
+        to: {type: string, default: en}
+"""
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file so that its change is seen even within one tick of the file system's clock."""
+    text_before = path.stat().st_mtime_ns if path.exists() else 0
+    path.write_text(text)
+    os.utime(path, ns=(text_before + 10**9, text_before + 10**9))
+
+
+def refusal(folder: Path, text: str, name: str = "bad.yaml") -> ProtocolError:
+    (folder / name).write_text(text)
+    with pytest.raises(ProtocolError) as refused:
+        read_protocol(folder / name)
+    assert refused.value.file == str(folder / name)
+    return refused.value
+
+
+def test_the_six_shipped_protocols_load_without_a_problem() -> None:
+    source: ProtocolSource = ProtocolsDir()
+    assert source.problems() == ()
+    steps = {protocol.request_type: [step.step_id for step in protocol.steps] for protocol in source.list()}
+    assert steps == {
+        "EMBEDDING": ["embedding"],
+        "EMBEDDING_SIS": ["embedding", "sis"],
+        "OCR": ["ocr"],
+        "OCR_EMBEDDING": ["ocr", "embedding"],
+        "OCR_EMBEDDING_SIS": ["ocr", "embedding", "sis"],
+        "SIS": ["sis"],
+    }
+    for protocol in source.list():
+        assert all(step.step_type == step.step_id.upper() and step.service == step.step_id for step in protocol.steps)
+
+
+@pytest.mark.parametrize("arrow", ["→", "->"])
+@pytest.mark.parametrize("request_type", ["OCR_EMBEDDING", "OCR_EMBEDDING_SIS", "EMBEDDING_SIS"])
+def test_the_arrow_spellings_are_aliases(request_type: str, arrow: str) -> None:
+    protocol = ProtocolsDir().resolve(request_type.replace("_", arrow))
+    assert protocol is not None
+    assert protocol.request_type == request_type
+
+
+def test_adding_a_file_adds_a_request_type_to_a_running_server(tmp_path: Path) -> None:
+    source = ProtocolsDir(tmp_path)
+    assert source.resolve("TRANSLATE") is None
+    assert not source.refresh()
+    write(tmp_path / "translate.yaml", GOOD)
+    assert source.refresh()
+    protocol = source.resolve("TR")
+    assert protocol is not None
+    assert [step.service for step in protocol.steps] == ["ocr", "translator"]
+    assert protocol.steps[1].retry_policy.max_attempts == 2
+    (tmp_path / "translate.yaml").unlink()
+    assert source.refresh()
+    assert source.resolve("TRANSLATE") is None
+
+
+def test_the_newest_version_serves_unless_another_is_asked_for(tmp_path: Path) -> None:
+    for version in (3, 1, 2):
+        write(tmp_path / f"v{version}.yaml", GOOD.replace("version: 1", f"version: {version}"))
+    source = ProtocolsDir(tmp_path)
+    versions = [source.resolve("TRANSLATE", version) for version in (None, 1, 2, 3)]
+    assert [protocol.version for protocol in versions if protocol] == [3, 1, 2, 3]
+    assert source.resolve("TRANSLATE", 4) is None
+
+
+def test_an_operator_replaces_a_shipped_protocol_by_a_higher_version_only(tmp_path: Path) -> None:
+    shipped = ProtocolsDir().resolve("OCR")
+    mine = GOOD.replace("TRANSLATE", "OCR").replace("protocol_id: translate", "protocol_id: ocr")
+    write(tmp_path / "ocr.yaml", mine)
+    source = ProtocolsDir(tmp_path)
+    assert source.resolve("OCR") == shipped
+    (problem,) = source.problems()
+    assert "version 1 of OCR is already given by" in problem.reason
+    assert problem.line == 3
+    write(tmp_path / "ocr.yaml", mine.replace("version: 1", "version: 2"))
+    source.refresh()
+    assert source.problems() == ()
+    newest = source.resolve("OCR")
+    assert newest is not None
+    assert newest.version == 2
+    assert source.resolve("OCR", 1) == shipped
+
+
+def test_a_json_file_is_a_protocol_too_and_keeps_its_lines(tmp_path: Path) -> None:
+    value = marked._read_yaml("x", GOOD).value
+    (tmp_path / "p.json").write_text(json.dumps(value, indent="\t"))
+    (tmp_path / "p.yaml").write_text(GOOD)
+    assert digest(read_protocol(tmp_path / "p.json")) == digest(read_protocol(tmp_path / "p.yaml"))
+    text = json.dumps({**value, "versoin": 1}, indent="\t")
+    refused = refusal(tmp_path, text, "bad.json")
+    assert refused.line == next(number for number, line in enumerate(text.splitlines(), 1) if "versoin" in line)
+
+
+def test_at_the_start_good_files_load_and_bad_ones_are_listed(tmp_path: Path) -> None:
+    write(tmp_path / "a-bad.yaml", "steps: [")
+    write(tmp_path / "b-good.yaml", GOOD)
+    write(tmp_path / "c-bad.json", '{"a": 1,\n}')
+    source = ProtocolsDir(tmp_path)
+    assert source.resolve("TRANSLATE") is not None
+    assert [(Path(problem.file).name, problem.line) for problem in source.problems()] == [
+        ("a-bad.yaml", 1),
+        ("c-bad.json", 2),
+    ]
+
+
+def test_on_reload_the_last_good_version_of_a_bad_file_stays_in_force(tmp_path: Path) -> None:
+    file = tmp_path / "translate.yaml"
+    write(file, GOOD)
+    source = ProtocolsDir(tmp_path)
+    before = source.resolve("TRANSLATE")
+    write(file, GOOD.replace("timeout_ms: 60000", "timeout_ms: soon"))
+    assert source.refresh()
+    assert source.resolve("TRANSLATE") is before
+    (problem,) = source.problems()
+    assert (problem.line, problem.reason) == (12, "Expected int | null, got str at steps.1.timeout_ms")
+    write(file, GOOD.replace("timeout_ms: 60000", "timeout_ms: 1000"))
+    source.refresh()
+    mended = source.resolve("TRANSLATE")
+    assert mended is not None
+    assert mended.steps[1].timeout_ms == 1000
+    assert source.problems() == ()
+
+
+def test_a_clash_is_refused_whichever_file_is_changed_last_and_ends_when_the_other_goes(tmp_path: Path) -> None:
+    write(tmp_path / "b.yaml", GOOD)
+    source = ProtocolsDir(tmp_path)
+    write(tmp_path / "a.yaml", GOOD.replace("service: ocr", "service: other"))
+    source.refresh()
+    (problem,) = source.problems()
+    assert problem.file == str(tmp_path / "a.yaml")
+    assert source.resolve("TRANSLATE") == read_protocol(tmp_path / "b.yaml")
+    (tmp_path / "b.yaml").unlink()
+    source.refresh()
+    assert source.problems() == ()
+    assert source.resolve("TRANSLATE") == read_protocol(tmp_path / "a.yaml")
+
+
+def test_a_file_that_turns_into_a_clash_keeps_what_it_said_before(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", GOOD)
+    write(tmp_path / "b.yaml", GOOD.replace("version: 1", "version: 2"))
+    source = ProtocolsDir(tmp_path)
+    write(tmp_path / "b.yaml", GOOD)
+    source.refresh()
+    assert source.resolve("TRANSLATE", 2) is not None
+    assert len(source.problems()) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("aliases: [TR]", "aliases: [OCR]", "the name OCR already stands for OCR"),
+        ("aliases: [TR]", "aliases: [OCR->EMBEDDING]", "the name OCR->EMBEDDING already stands for OCR_EMBEDDING"),
+        ("protocol_id: translate", "protocol_id: ocr", "the protocol_id ocr already belongs to OCR"),
+    ],
+)
+def test_a_name_stands_for_one_request_type(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    write(tmp_path / "p.yaml", GOOD.replace(old, new))
+    source = ProtocolsDir(tmp_path)
+    assert [problem.reason for problem in source.problems()] == [reason]
+    assert source.resolve("TRANSLATE") is None
+
+
+def test_two_versions_of_a_request_type_share_their_protocol_id(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", GOOD)
+    write(tmp_path / "b.yaml", GOOD.replace("version: 1", "version: 2").replace("_id: translate\nv", "_id: other\nv"))
+    assert [problem.reason for problem in ProtocolsDir(tmp_path).problems()] == [
+        "TRANSLATE already has the protocol_id translate"
+    ]
+
+
+BAD: list[tuple[str, str, int, str]] = [
+    ("version: 1", "versoin: 1", 2, "unknown field versoin"),
+    ("version: 1", "version: one", 2, "Expected int, got str at version"),
+    ("version: 1", "version: 0", 2, "Expected int >= 1 at version"),
+    ("version: 1", "version: 1\nversion: 2", 3, "the key version is given twice"),
+    ("version: 1", "version: 1\n1: x", 3, "must be text"),
+    ("version: 1", "version: !!python/object:os.system 1", 2, "has no place here"),
+    ("version: 1", "version: .nan", 2, "no NaN"),
+    ("request_type: TRANSLATE\n", "", 1, "missing required field request_type"),
+    ("TRANSLATE\na", "TRANS LATE\na", 3, "matching regex"),
+    ("- step_id: ocr\n    step_type: OCR", '- step_id: "ocr\\n"\n    step_type: OCR', 6, "matching regex"),
+    ("step_id: translate", "step_id: ocr", 9, "the step id ocr is used twice"),
+    ("step_id: translate", "step_id: Translate", 9, "matching regex"),
+    ("step_id: translate", "step_id: " + "a" * 65, 9, "matching regex"),
+    ("timeout_ms: 60000", "timeout: 60000", 12, "unknown field timeout at steps.1"),
+    ("timeout_ms: 60000", "timeout_ms: 0", 12, "Expected int >= 1"),
+    ("timeout_ms: 60000", "timeout_ms: 99999999999999", 12, "Expected int <="),
+    ("timeout_ms: 60000", "kind: wait", 12, "Invalid enum value 'wait'"),
+    ("max_attempts: 2", "max_attempts: 0", 14, "Expected int >= 1 at steps.1.retry_policy.max_attempts"),
+    ("max_attempts: 2", "max_delay_ms: 10", 14, "max_delay_ms (10) is less than initial_delay_ms (5000)"),
+    ("max_attempts: 2", "ack_backoff_ms: [1, -1]", 14, "Expected int >= 0"),
+    ("max_attempts: 2", "ack_backoff_ms: []", 14, "length >= 1"),
+    ("type: object", "type: objekt", 16, "is not a JSON Schema"),
+    ("type: object", "$ref: https://example.com/schema.json", 15, "is not a JSON Schema"),
+    ("type: object", "pattern: '('", 16, "is not a JSON Schema"),
+    ("default: en", "default: 7", 18, "the default of to doesn't fit"),
+    ("steps:\n", "steps: [\n", 6, "is not YAML"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line", "reason"), BAD, ids=[bad[1][:40] for bad in BAD])
+def test_a_bad_file_is_refused_with_file_line_and_reason(
+    tmp_path: Path, old: str, new: str, line: int, reason: str
+) -> None:
+    assert old in GOOD
+    refused = refusal(tmp_path, GOOD.replace(old, new, 1))
+    assert reason in refused.reason
+    assert refused.line == line
+    assert str(refused).startswith(f"{tmp_path / 'bad.yaml'}:{line}: ")
+
+
+# Five aliases deep, fifty of each: a small file that stands for hundreds of millions of values.
+MULTIPLYING = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1},' * 50}]\n" for n in range(1, 6))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "is empty"),
+        ("# only a comment\n", "is empty"),
+        ("just text", "Expected object, got str"),
+        ("[]", "Expected object, got array"),
+        ("a: 1\n---\nb: 2\n", "is not YAML"),
+        ("steps: []\nprotocol_id: x\nversion: 1\nrequest_type: X", "length >= 1"),
+        ("[" * 5000, "nested too deeply"),
+        ("a: &a [1]\nb: *nope", "undefined alias"),
+        ("a: &a\n  b: *a", "nested too deeply"),
+        (MULTIPLYING, "too large"),
+        ("\x07", "is not YAML"),
+    ],
+    ids=range(11),
+)
+def test_a_file_that_is_no_protocol_at_all_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    assert reason in refusal(tmp_path, text).reason
+
+
+def test_more_than_two_hundred_steps_are_refused(tmp_path: Path) -> None:
+    def steps(count: int) -> str:
+        head = "protocol_id: x\nversion: 1\nrequest_type: X\nsteps:\n"
+        return head + "".join(f"  - {{step_id: s{n}, step_type: S, service: s}}\n" for n in range(count))
+
+    assert "length <= 200" in refusal(tmp_path, steps(201)).reason
+    (tmp_path / "ok.yaml").write_text(steps(200))
+    assert len(read_protocol(tmp_path / "ok.yaml").steps) == 200
+
+
+def test_unreadable_files_and_folders_are_problems_not_crashes(tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "huge.yaml").write_text("# " + "x" * 1024 * 1024)
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "dangling.yaml").symlink_to(tmp_path / "nowhere")
+    (tmp_path / ".hidden.yaml").write_text("nonsense: [")
+    (tmp_path / "notes.txt").write_text("nonsense: [")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    source = ProtocolsDir(tmp_path, tmp_path / "missing")
+    reasons = {Path(problem.file).name: problem.reason for problem in source.problems()}
+    assert reasons == {
+        "binary.yaml": "is not UTF-8 (byte 0)",
+        "huge.yaml": "is larger than 1048576 bytes",
+        "missing": "can't be read: No such file or directory",
+    }
+    assert source.resolve("OCR") is not None
+
+
+def included(schema: str) -> str:
+    head = "protocol_id: x\nversion: 1\nrequest_type: X\nsteps:\n"
+    return f"{head}  - step_id: a\n    step_type: A\n    service: a\n    payload_schema: {schema}\n"
+
+
+def test_a_schema_from_a_file_is_put_in_place_and_its_change_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "schemas").mkdir()
+    write(tmp_path / "schemas" / "a.yaml", "type: object\n")
+    write(tmp_path / "x.yaml", included("schemas/a.yaml"))
+    source = ProtocolsDir(tmp_path)
+
+    def schema() -> dict[str, Any]:
+        protocol = source.resolve("X")
+        assert isinstance(protocol, Protocol)
+        return protocol.steps[0].payload_schema
+
+    assert schema() == {"type": "object"}
+    write(tmp_path / "schemas" / "a.yaml", "type: object\nrequired: [b]\n")
+    source.refresh()
+    assert schema() == {"type": "object", "required": ["b"]}
+    write(tmp_path / "schemas" / "a.yaml", "type: object\nrequired: 7\n")
+    source.refresh()
+    assert schema() == {"type": "object", "required": ["b"]}
+    (problem,) = source.problems()
+    assert (problem.file, problem.line) == (str(tmp_path / "schemas" / "a.yaml"), 2)
+
+
+@pytest.mark.parametrize("name", ["../secret.yaml", "/etc/passwd", "schemas/../../x.yaml", "a.yaml", "schemas/no.yaml"])
+def test_a_schema_file_lies_in_the_schemas_folder_beside_the_protocol(tmp_path: Path, name: str) -> None:
+    refused = refusal(tmp_path, included(name))
+    assert refused.line == 8
+    assert "schemas/x.yaml" in refused.reason or "there is no file" in refused.reason
+
+
+def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.yaml", GOOD)
+    source = ProtocolsDir(tmp_path)
+    reads: list[Path] = []
+    original = marked.read
+
+    def read(path: Path) -> marked.Marked:
+        reads.append(path)
+        return original(path)
+
+    monkeypatch.setattr(marked, "read", read)
+    assert not source.refresh()
+    write(tmp_path / "b.yaml", GOOD.replace("version: 1", "version: 2"))
+    assert source.refresh()
+    assert reads == [tmp_path / "b.yaml"]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])) | st.binary())
+def test_no_content_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, content: str | bytes) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.yaml"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ProtocolError):
+        read_protocol(file)
