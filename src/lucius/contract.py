@@ -31,7 +31,7 @@ class CallbackUrls(Struct, frozen=True, omit_defaults=True):
     heartbeat: str
 
 
-class Directive(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Directive(Struct, frozen=True, kw_only=True):
     """Asks a service for one attempt at one step."""
 
     message_id: str

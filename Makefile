@@ -1,0 +1,52 @@
+# Everything a fresh machine needs beyond Python 3.11, pip and make is fetched into .uv and .venv.
+PYTHON ?= python3
+UV_VERSION := 0.13.7
+UV := .uv/bin/uv
+BIN := .venv/bin
+
+.PHONY: setup demo dev test check format bench soak schemas docs clean
+
+setup: .venv/.done
+
+.venv/.done: pyproject.toml uv.lock | $(UV)
+	$(UV) sync --frozen --all-extras --python $(PYTHON)
+	@touch $@
+
+$(UV):
+	$(PYTHON) -m venv .uv
+	.uv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+demo: setup  ## run the main job, with failures, and print a verdict
+	$(BIN)/lucius demo
+
+dev: setup  ## the whole stack until Ctrl-C
+	$(BIN)/lucius dev
+
+test: setup  ## every test
+	$(BIN)/pytest -n 2 --dist worksteal
+
+check: setup  ## lint, format, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup  ## jobs per second and latency, real processes
+	$(BIN)/python -m bench.run
+
+soak: setup  ## long simulation and kill runs
+	$(BIN)/python -m tests.simulation.soak
+
+schemas: setup  ## write the published schemas; refuses a change that is not additive
+	$(BIN)/python scripts/schemas.py
+
+docs: setup  ## write the pages that are generated from code
+	$(BIN)/python scripts/state_diagram.py
+	$(BIN)/python scripts/error_codes.py
+
+clean:
+	rm -rf .venv .uv .lucius
