@@ -90,8 +90,8 @@ class Mirror:
         return JobView(entry.job, self.protocol(entry.job.protocol_digest), steps)
 
     def _steps(self, job: int) -> dict[str, Step]:
-        found = self._store.rows("SELECT body FROM steps WHERE job = ? ORDER BY id", (job,))
-        return {step.step_id: step for step in (rows.step(body) for (body,) in found)}
+        found = [rows.step(body) for (body,) in self._store.rows("SELECT body FROM steps WHERE job = ?", (job,))]
+        return {step.step_id: step for step in sorted(found, key=lambda step: step.index)}
 
     def _some_steps(self, job: int, step_ids: Iterable[str]) -> dict[str, Step]:
         steps: dict[str, Step] = {}

@@ -40,7 +40,7 @@ EVENTS = """
     SELECT body FROM events WHERE job = (SELECT id FROM jobs WHERE job_id = ?) AND seq > ? ORDER BY seq LIMIT ?
 """
 ATTEMPTS = "SELECT body FROM attempts WHERE job = (SELECT id FROM jobs WHERE job_id = ?)"
-QUARANTINED = "SELECT body FROM quarantine WHERE job = (SELECT id FROM jobs WHERE job_id = ?) ORDER BY id"
+QUARANTINED = "SELECT id, body FROM quarantine WHERE job = (SELECT id FROM jobs WHERE job_id = ?)"
 BACKLOG = "SELECT service, count(*), min(created_at) FROM outbox WHERE status = 'PENDING' GROUP BY service"
 JOB_BY_ID = """
     SELECT commands.body, jobs.body FROM jobs JOIN commands ON commands.job = jobs.id WHERE jobs.id = ?
@@ -116,7 +116,7 @@ class SqliteReader:
         return sorted(ended, key=lambda e: (e.attempt.created_at, e.attempt.attempt_no, e.step_id))
 
     async def quarantined(self, job_id: str) -> list[Quarantined]:
-        return [rows.quarantined(body) for (body,) in self._store.rows(QUARANTINED, (job_id,))]
+        return [rows.quarantined(body) for _, body in sorted(self._store.rows(QUARANTINED, (job_id,)))]
 
     async def events(self, job_id: str, after: int, limit: int) -> list[Event]:
         return [rows.event(body) for (body,) in self._store.rows(EVENTS, (job_id, after, limit))]
