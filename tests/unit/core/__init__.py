@@ -1,0 +1,5 @@
+"""The rules of the pure core: one story at a time, every pair of state and input, and random histories."""
+
+import pytest
+
+pytest.register_assert_rewrite("tests.unit.core.builders", "tests.unit.core.invariants")

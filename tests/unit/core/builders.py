@@ -1,0 +1,371 @@
+"""Words to tell a job's story with: submit it, hand its steps over, let services speak and time pass.
+
+Every decision of every story is checked against the invariants of `invariants.py`, and made twice to see that it is
+the same: the core has no memory and no dice.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from lucius.core.decide import decide_all
+from lucius.core.decision import CallbackReply, Decision, Defaults, Env, JobView, Reply
+from lucius.core.inputs import (
+    Ack,
+    Cancel,
+    Cap,
+    DeadlinePassed,
+    Failed,
+    HandedOver,
+    HandOverFailed,
+    HandOverReleased,
+    HandOverStarted,
+    Heartbeat,
+    Input,
+    Repair,
+    RetryHandOver,
+    Start,
+    Submit,
+    Succeeded,
+)
+from lucius.core.model import (
+    Attempt,
+    Command,
+    Disposition,
+    ErrorInfo,
+    FailureClass,
+    Job,
+    JobStatus,
+    Mode,
+    OutboxRow,
+    OutboxStatus,
+    Step,
+    StepStatus,
+)
+from lucius.core.protocol import Policies, Protocol, RetryPolicy, StepSpec
+from lucius.core.routing import route
+from lucius.core.transitions import NOT_STARTED
+from tests.unit.core.invariants import Books
+
+SECOND = 1_000
+MINUTE = 60 * SECOND
+T0 = 1_700_000_000_000
+JOB_ID = "job-1"
+STEPS = ("ocr", "embedding", "sis")
+NEVER_LEASED = "lease-of-nobody"
+
+
+def three_steps(
+    *, job_timeout_ms: int | None = None, retry: RetryPolicy | None = None, first: dict[str, Any] | None = None
+) -> Protocol:
+    """OCR, EMBEDDING, SIS. `first` sets fields of the first step only."""
+    policy = retry or RetryPolicy(backoff_strategy="exponential")
+    specs = tuple(StepSpec(step_id=s, step_type=s.upper(), service=f"{s}-svc", retry_policy=policy) for s in STEPS)
+    return Protocol(
+        protocol_id="OCR_EMBEDDING_SIS",
+        version=1,
+        request_type="OCR_EMBEDDING_SIS",
+        steps=(replace(specs[0], **(first or {})), *specs[1:]),
+        policies=Policies(timeout_ms=job_timeout_ms),
+    )
+
+
+def command(tenant_id: str = "acme") -> Command:
+    return Command(
+        tenant_id=tenant_id,
+        request_type="OCR_EMBEDDING_SIS",
+        input_ref="blob://in/a.pdf",
+        output_ref="blob://out/a.json",
+        payload={"sis": {"prompt_set": ["what is it?"]}},
+        schema_version="v1",
+        workspace_ref=f"file:///w/lucius/{tenant_id}/{JOB_ID}",
+        correlation_id="corr-1",
+        submitted_by="key:tests",
+    )
+
+
+class Lease(NamedTuple):
+    """What a service holds of an attempt: the names that its callbacks must carry."""
+
+    step_id: str
+    attempt_no: int
+    lease_id: str
+
+
+class CountedIds:
+    """Ids that tell how many were made, and can be taken back so that a decision can be made again."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def __call__(self) -> str:
+        self.made += 1
+        return f"lease-{self.made}"
+
+
+class Story:
+    """A job and all that is kept of it, in a ledger as small as can be."""
+
+    def __init__(
+        self,
+        protocol: Protocol | None = None,
+        *,
+        jitter: float = 0.5,
+        defaults: Defaults | None = None,
+        tenant_id: str = "acme",
+        caps: tuple[Cap, ...] = (),
+    ) -> None:
+        self.protocol = protocol or three_steps()
+        self.now = T0
+        self.ids = CountedIds()
+        self.env = Env(self.ids, lambda: jitter, defaults or Defaults())
+        self.tenant_id = tenant_id
+        self.caps = caps
+        self.books = Books()
+        self.last: Decision | None = None
+
+    # what is known
+
+    @property
+    def job(self) -> Job:
+        assert self.books.job is not None, "nothing was submitted yet"
+        return self.books.job
+
+    @property
+    def steps(self) -> dict[str, Step]:
+        return self.books.steps
+
+    @property
+    def step(self) -> Step:
+        """The step that was started last."""
+        assert self.job.current_step_id is not None
+        return self.steps[self.job.current_step_id]
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.step.attempt
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(self.step.step_id, self.attempt.attempt_no, self.attempt.lease_id)
+
+    @property
+    def row(self) -> OutboxRow:
+        """The outbox row of the current attempt."""
+        return self.books.rows[self.attempt.outbox_id]
+
+    @property
+    def decision(self) -> Decision:
+        assert self.last is not None
+        return self.last
+
+    @property
+    def status(self) -> JobStatus:
+        return self.job.status
+
+    @property
+    def view(self) -> JobView:
+        return JobView(self.job, self.protocol, dict(self.steps))
+
+    def status_of(self, step_id: str) -> StepStatus:
+        if step_id in self.steps:
+            return self.steps[step_id].status
+        return NOT_STARTED.get(self.job.status, StepStatus.PENDING)
+
+    def statuses(self) -> list[str]:
+        return [str(self.status_of(step_id)) for step_id in STEPS]
+
+    def history(self, step_id: str = "ocr") -> list[str]:
+        """How the step's ended attempts ended, oldest first."""
+        return [str(a.outcome) for (step, _), a in self.books.history.items() if step == step_id]
+
+    def pending_rows(self) -> list[OutboxRow]:
+        return [row for row in self.books.rows.values() if row.status is OutboxStatus.PENDING]
+
+    def event_types(self) -> list[str]:
+        return [event.type for event in self.books.events]
+
+    # what happens
+
+    def feed(self, *inputs: Input) -> Reply:
+        """Decide on these inputs at this instant and keep the outcome, as the service layer would."""
+        self.last = decision = self._decide(inputs)
+        self.books.keep(decision, self.now, self.env)
+        return decision.reply
+
+    def _decide(self, inputs: Sequence[Input]) -> Decision:
+        view = self._loaded(inputs)
+        before = msgspec.json.encode(view)
+        made = self.ids.made
+        first = decide_all(view, inputs, self.now, self.env)
+        made, self.ids.made = self.ids.made, made
+        again = decide_all(view, inputs, self.now, self.env)
+        assert again == first, "the same input gave another decision"
+        assert self.ids.made == made
+        assert msgspec.json.encode(view) == before, "decide changed what it was given"
+        return first
+
+    def _loaded(self, inputs: Sequence[Input]) -> JobView | None:
+        """Only the active steps and those that the inputs name: all that a ledger loads for a decision."""
+        if self.books.job is None:
+            return None
+        named = {getattr(happened, "step_id", None) for happened in inputs}
+        wanted = {s: step for s, step in self.steps.items() if s in self.job.active or s in named}
+        return JobView(self.job, self.protocol, wanted)
+
+    def submission(self, job_id: str = JOB_ID) -> Submit:
+        routing = route(self.tenant_id, None, Mode.DEFAULT, "GLOBAL_CONFIG", "default mode")
+        return Submit(
+            job_id=job_id, command=command(self.tenant_id), protocol=self.protocol, routing=routing, caps=self.caps
+        )
+
+    def submit(self) -> Reply:
+        return self.feed(self.submission())
+
+    def start(self) -> Reply:
+        return self.feed(Start())
+
+    def claim(self, lease: Lease | None = None, caps: tuple[Cap, ...] = ()) -> Reply:
+        return self.feed(HandOverStarted(*(lease or self.lease), caps=caps))
+
+    def release(self, lease: Lease | None = None) -> Reply:
+        return self.feed(HandOverReleased(*(lease or self.lease)))
+
+    def hand_over(self, lease: Lease | None = None, caps: tuple[Cap, ...] = ()) -> Reply:
+        return self.feed(HandedOver(*(lease or self.lease), caps=caps))
+
+    def refuse_hand_over(self, lease: Lease | None = None) -> Reply:
+        error = ErrorInfo("HANDOVER_FAILED", "the bus refused the message")
+        return self.feed(HandOverFailed(*(lease or self.lease), error))
+
+    def ack(self, lease: Lease | None = None, **extra: Any) -> Disposition:
+        step_id, attempt_no, lease_id = lease or self.lease
+        return self._said(Ack(step_id=step_id, attempt_no=attempt_no, lease_id=lease_id, extra=extra))
+
+    def heartbeat(self, lease: Lease | None = None, progress: float | None = None, **extra: Any) -> Disposition:
+        step_id, attempt_no, lease_id = lease or self.lease
+        beat = Heartbeat(step_id=step_id, attempt_no=attempt_no, lease_id=lease_id, extra=extra, progress=progress)
+        return self._said(beat)
+
+    def succeed(self, lease: Lease | None = None, result: Any = None, **extra: Any) -> Disposition:
+        return self._said(success(lease or self.lease, result, **extra))
+
+    def fail(
+        self,
+        lease: Lease | None = None,
+        failure_class: FailureClass = FailureClass.RETRYABLE,
+        code: str = "OUT_OF_PAPER",
+        retry_after_ms: int | None = None,
+        **extra: Any,
+    ) -> Disposition:
+        return self._said(failure(lease or self.lease, failure_class, code, retry_after_ms, **extra))
+
+    def fail_for_good(self, lease: Lease | None = None) -> Disposition:
+        return self.fail(lease, FailureClass.NON_RETRYABLE, "UNREADABLE")
+
+    def _said(self, callback: Ack | Heartbeat | Succeeded | Failed) -> Disposition:
+        reply = self.feed(callback)
+        assert isinstance(reply, CallbackReply), reply
+        return reply.disposition
+
+    @property
+    def answer(self) -> CallbackReply:
+        """What the last callback was told."""
+        assert isinstance(self.decision.reply, CallbackReply)
+        return self.decision.reply
+
+    def wait(self, millis: int) -> "Story":
+        self.now += millis
+        return self
+
+    def wait_until(self, instant: int | None) -> "Story":
+        assert instant is not None
+        assert instant >= self.now
+        self.now = instant
+        return self
+
+    def tick(self, resumed_at: int = 0) -> Reply:
+        return self.feed(DeadlinePassed(resumed_at))
+
+    def tick_when_due(self, resumed_at: int = 0) -> Reply:
+        """Nothing happens until the job's clock rings."""
+        assert self.job.due_at is not None, "this job has no clock"
+        self.now = max(self.now, self.job.due_at)
+        return self.tick(resumed_at)
+
+    def cancel(self, by: str = "ada") -> Reply:
+        return self.feed(Cancel(by, "no longer wanted"))
+
+    def retry_hand_over(self) -> Reply:
+        return self.feed(RetryHandOver("ada"))
+
+    def repair(self, *missing_rows: str) -> Reply:
+        return self.feed(Repair(missing_rows))
+
+    # how far it got
+
+    def dispatched(self) -> "Story":
+        """Accepted and taken: the first attempt waits in the outbox."""
+        self.feed(self.submission(), Start())
+        return self
+
+    def claimed(self) -> "Story":
+        self.dispatched().claim()
+        return self
+
+    def initiated(self) -> "Story":
+        self.dispatched().hand_over()
+        return self
+
+    def processing(self) -> "Story":
+        self.initiated().ack()
+        return self
+
+    def next_attempt(self) -> "Story":
+        """The backoff passes and the step is tried again."""
+        assert self.step.status is StepStatus.FAILED_RETRY
+        self.tick_when_due()
+        return self
+
+    def finish_step(self, result: Any = None) -> "Story":
+        self.hand_over()
+        self.ack()
+        assert self.succeed(result=result) is Disposition.APPLIED
+        return self
+
+    def finished(self) -> "Story":
+        self.dispatched()
+        for _ in self.protocol.steps:
+            self.finish_step()
+        return self
+
+
+def success(lease: Lease, result: Any = None, **extra: Any) -> Succeeded:
+    return Succeeded(
+        step_id=lease.step_id,
+        attempt_no=lease.attempt_no,
+        lease_id=lease.lease_id,
+        extra=extra,
+        result={"pages": 3} if result is None else result,
+        artifact_refs=["file:///w/pages.json"],
+    )
+
+
+def failure(
+    lease: Lease,
+    failure_class: FailureClass = FailureClass.RETRYABLE,
+    code: str = "OUT_OF_PAPER",
+    retry_after_ms: int | None = None,
+    **extra: Any,
+) -> Failed:
+    return Failed(
+        step_id=lease.step_id,
+        attempt_no=lease.attempt_no,
+        lease_id=lease.lease_id,
+        extra=extra,
+        failure_class=failure_class,
+        error=ErrorInfo(code, "it did not work"),
+        retry_after_ms=retry_after_ms,
+    )

@@ -1,0 +1,216 @@
+"""Rule 15: any input in any state has a defined outcome.
+
+`every_pair.txt` says which, for every situation and every input. A change of behaviour is a change of that file:
+edit it by hand, or write it anew with `python -m tests.unit.core.test_every_pair` and read the difference.
+"""
+
+import typing
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lucius.core.decision import Applied, CallbackReply, Decision, Ignored, Refused
+from lucius.core.inputs import (
+    Ack,
+    Cancel,
+    DeadlinePassed,
+    Failed,
+    HandedOver,
+    HandOverFailed,
+    HandOverReleased,
+    HandOverStarted,
+    Heartbeat,
+    Input,
+    Repair,
+    RetryHandOver,
+    Start,
+    Succeeded,
+)
+from lucius.core.model import Disposition, ErrorInfo, FailureClass, JobStatus, StepStatus
+from tests.unit.core.builders import NEVER_LEASED, Lease, Story, failure, success
+from tests.unit.core.situations import SITUATIONS
+
+TABLE = Path(__file__).with_name("every_pair.txt")
+REFUSED = ErrorInfo("HANDOVER_FAILED", "refused")
+
+
+def ack(lease: Lease) -> Ack:
+    return Ack(step_id=lease.step_id, attempt_no=lease.attempt_no, lease_id=lease.lease_id)
+
+
+def heartbeat(lease: Lease) -> Heartbeat:
+    return Heartbeat(step_id=lease.step_id, attempt_no=lease.attempt_no, lease_id=lease.lease_id, progress=0.5)
+
+
+# what carries a lease
+SPOKEN: dict[str, Callable[[Lease], Input]] = {
+    "hand-over started": lambda lease: HandOverStarted(*lease),
+    "hand-over given back": lambda lease: HandOverReleased(*lease),
+    "handed over": lambda lease: HandedOver(*lease),
+    "hand-over refused": lambda lease: HandOverFailed(*lease, REFUSED),
+    "ack": ack,
+    "heartbeat": heartbeat,
+    "success": success,
+    "another success": lambda lease: success(lease, {"pages": 99}),
+    "retryable failure": failure,
+    "failure for good": lambda lease: failure(lease, FailureClass.NON_RETRYABLE),
+}
+
+
+def look(story: Story, *, back: bool = False) -> Input:
+    if story.job.due_at is not None:
+        story.now = max(story.now, story.job.due_at)
+    return DeadlinePassed(story.now if back else 0)
+
+
+def look_too_late(story: Story) -> Input:
+    assert story.job.deadline is not None
+    story.now = max(story.now, story.job.deadline)
+    return DeadlinePassed()
+
+
+# what is about the job
+ABOUT_THE_JOB: dict[str, Callable[[Story], Input]] = {
+    "submit": lambda story: story.submission(),
+    "start": lambda story: Start(),
+    "clock, too early": lambda story: DeadlinePassed(),
+    "clock, when due": look,
+    "clock, when due and just back": lambda story: look(story, back=True),
+    "clock, job timeout": look_too_late,
+    "cancel": lambda story: Cancel("ada"),
+    "retry hand-over": lambda story: RetryHandOver("ada"),
+    "repair": lambda story: Repair(),
+    "repair of its row": lambda story: Repair(("ocr",)),
+}
+
+
+def current(story: Story) -> Lease:
+    step = story.steps.get("ocr")
+    return Lease("ocr", step.attempt.attempt_no, step.attempt.lease_id) if step else Lease("ocr", 1, NEVER_LEASED)
+
+
+def old(story: Story) -> Lease:
+    return Lease("ocr", 1, "lease-1")
+
+
+def foreign(story: Story) -> Lease:
+    return Lease("ocr", current(story).attempt_no, NEVER_LEASED)
+
+
+def of_no_step(story: Story) -> Lease:
+    return Lease("shredding", 1, NEVER_LEASED)
+
+
+def of_a_step_to_come(story: Story) -> Lease:
+    return Lease("sis", 1, NEVER_LEASED)
+
+
+LEASES: dict[str, Callable[[Story], Lease]] = {
+    "old lease": old,
+    "foreign lease": foreign,
+    "no such step": of_no_step,
+    "step to come": of_a_step_to_come,
+}
+WITHOUT_STEPS = ("QUEUED", "FAILED_FINAL before it started", "CANCELLED before it started")
+WITH_ALL_STEPS = ("SUCCEEDED",)
+
+
+def outcome(story: Story, happened: Input) -> str:
+    story.feed(happened)
+    return described(story, story.decision)
+
+
+def described(story: Story, decision: Decision) -> str:
+    match decision.reply:
+        case Applied() | CallbackReply(disposition=Disposition.APPLIED):
+            step = story.status_of("ocr")
+            return f"APPLIED, then job {story.status} and step {step}"
+        case CallbackReply(disposition=disposition):
+            return f"{disposition}, kept in quarantine" if decision.quarantined else str(disposition)
+        case Ignored():
+            return "ignored"
+        case Refused(code=code):
+            return f"refused, {code}"
+
+
+def pairs_of(situation: str) -> dict[str, str]:
+    """The outcome of every input, each from a story of its own."""
+    outcomes = {}
+    for name, on_job in ABOUT_THE_JOB.items():
+        story = SITUATIONS[situation]()
+        outcomes[name] = outcome(story, on_job(story))
+    for name, said in SPOKEN.items():
+        story = SITUATIONS[situation]()
+        outcomes[name] = outcome(story, said(current(story)))
+    return outcomes
+
+
+def fenced_pairs(situation: str, whose: str) -> dict[str, str]:
+    outcomes = {}
+    for name, said in SPOKEN.items():
+        story = SITUATIONS[situation]()
+        outcomes[name] = outcome(story, said(LEASES[whose](story)))
+    return outcomes
+
+
+def whose_leases(situation: str) -> list[str]:
+    if situation in WITHOUT_STEPS:
+        return ["no such step", "step to come"]
+    return ["old lease", "foreign lease", "no such step", *([] if situation in WITH_ALL_STEPS else ["step to come"])]
+
+
+def read_table() -> dict[str, dict[str, str]]:
+    table: dict[str, dict[str, str]] = {}
+    for line in TABLE.read_text().splitlines():
+        if line.startswith("# ") or not line:
+            continue
+        if not line.startswith(" "):
+            table[line] = section = {}
+        else:
+            name, _, found = line.strip().partition(": ")
+            section[name] = found.strip()
+    return table
+
+
+EXPECTED = read_table()
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_every_input_has_the_outcome_that_the_table_says(situation: str) -> None:
+    assert pairs_of(situation) == EXPECTED[situation]
+
+
+@pytest.mark.parametrize(
+    ("situation", "whose"), [(situation, whose) for situation in SITUATIONS for whose in whose_leases(situation)]
+)
+def test_whatever_does_not_name_the_current_lease_changes_nothing(situation: str, whose: str) -> None:
+    assert fenced_pairs(situation, whose) == EXPECTED[f"any situation, {whose}"]
+
+
+def test_the_table_has_nothing_else() -> None:
+    assert set(EXPECTED) == {*SITUATIONS, *(f"any situation, {whose}" for whose in LEASES)}
+
+
+def test_every_state_and_every_input_is_in_the_table() -> None:
+    stories = {name: make() for name, make in SITUATIONS.items()}
+    assert {story.status for story in stories.values()} == set(JobStatus)
+    assert {status for story in stories.values() for status in story.statuses()} == {str(s) for s in StepStatus}
+    story = stories["PROCESSING"]
+    fed = [on_job(story) for on_job in ABOUT_THE_JOB.values()] + [said(current(story)) for said in SPOKEN.values()]
+    assert {type(happened) for happened in fed} == set(typing.get_args(Input))
+    assert {Succeeded, Failed} <= {type(happened) for happened in fed}
+
+
+def write_table() -> None:
+    """Only after the new outcomes are what DESIGN §3 wants."""
+    lines = ["# situation, then input: outcome. Read by test_every_pair.py."]
+    sections = {situation: pairs_of(situation) for situation in SITUATIONS}
+    sections |= {f"any situation, {whose}": fenced_pairs("PROCESSING", whose) for whose in LEASES}
+    for situation, outcomes in sections.items():
+        lines += ["", situation, *(f"    {name + ':':<31} {found}" for name, found in outcomes.items())]
+    TABLE.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    write_table()

@@ -1,0 +1,99 @@
+"""Why a job waits, as a person reads it: which step, which service, until when."""
+
+import pytest
+
+from lucius.core.explain import clock_time, explain
+from lucius.core.model import BlockedReason
+from tests.unit.core.builders import MINUTE, SECOND, Story, three_steps
+from tests.unit.core.situations import SITUATIONS
+
+
+def sentence(story: Story, reason: BlockedReason | None = None) -> str:
+    assert story.job.blocked is not None
+    return explain(story.view, reason or story.job.blocked.reason, story.env)
+
+
+def test_a_queued_job_waits_for_an_engine() -> None:
+    story = Story()
+    story.submit()
+    assert sentence(story) == "accepted; waits for an engine to take it"
+
+
+def test_a_row_waits_for_its_service() -> None:
+    story = Story().dispatched()
+    assert sentence(story) == (
+        "step ocr (attempt 1 of 3) waits in the outbox for service ocr-svc to take it, however long it takes"
+    )
+
+
+def test_a_row_waits_no_longer_than_its_job_may() -> None:
+    story = Story(three_steps(job_timeout_ms=10 * MINUTE)).dispatched()
+    assert f"until {clock_time(story.now + 10 * MINUTE)} at the latest" in sentence(story)
+
+
+def test_a_row_waits_because_its_service_has_enough() -> None:
+    story = Story().dispatched()
+    said = sentence(story, BlockedReason.DISPATCH_WINDOW)
+    assert "step ocr" in said
+    assert "service ocr-svc" in said
+    assert "when one of them is picked up" in said
+
+
+def test_an_ack_is_waited_for() -> None:
+    story = Story().initiated()
+    assert sentence(story) == (
+        "step ocr (attempt 1 of 3) was handed to service ocr-svc, which has until "
+        f"{clock_time(story.now + 30 * SECOND)} to acknowledge it"
+    )
+
+
+def test_a_result_is_waited_for() -> None:
+    story = Story().processing()
+    until = clock_time(story.now + 15 * MINUTE)
+    assert sentence(story) == f"service ocr-svc works on step ocr (attempt 1 of 3); its lease runs until {until}"
+    story.heartbeat(progress=0.25)
+    assert "(attempt 1 of 3, 25% done)" in sentence(story)
+
+
+def test_a_result_is_waited_for_until_the_steps_time_limit_if_that_comes_first() -> None:
+    story = Story(three_steps(first={"timeout_ms": MINUTE})).processing()
+    assert sentence(story).endswith(f"its time limit ends at {clock_time(story.now + MINUTE)}")
+
+
+def test_a_retry_is_waited_for() -> None:
+    story = Story().processing()
+    story.fail(code="OUT_OF_PAPER")
+    assert sentence(story) == (
+        "step ocr waits for its retry: attempt 1 of 3 at service ocr-svc ended with OUT_OF_PAPER, "
+        f"the next one starts at {clock_time(story.now + 5 * SECOND)}"
+    )
+
+
+def test_a_cancel_waits_for_what_is_still_out() -> None:
+    story = Story().processing()
+    story.cancel()
+    assert sentence(story).startswith("being cancelled once this ends: service ocr-svc works on step ocr")
+
+
+def test_the_clock_is_told_in_utc() -> None:
+    assert clock_time(1_700_000_000_000) == "22:13:20 UTC"
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_the_sentence_of_every_waiting_job_names_step_service_and_until(name: str) -> None:
+    story = SITUATIONS[name]()
+    if story.books.job is None or story.job.blocked is None:
+        return
+    said = sentence(story)
+    if story.job.active:
+        assert story.step.step_id in said
+        assert story.step.service in said
+    if story.job.blocked.until is not None:
+        assert clock_time(story.job.blocked.until) in said
+
+
+@pytest.mark.parametrize("reason", BlockedReason)
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_no_reason_in_any_state_is_too_much_for_it(name: str, reason: BlockedReason) -> None:
+    story = SITUATIONS[name]()
+    assert explain(story.view, reason, story.env)

@@ -1,0 +1,191 @@
+"""Random histories: any input, in any order, at any time, doubled or from a fenced attempt.
+
+`Story` checks every invariant after every decision, so the rules below only have to be inventive.
+"""
+
+import pytest
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from lucius.core.decision import Defaults
+from lucius.core.inputs import Ack, Cancel, DeadlinePassed, HandedOver, Heartbeat, Start
+from lucius.core.model import WITH_SERVICE, FailureClass, OutboxStatus, StepStatus
+from lucius.core.protocol import RetryPolicy
+from tests.unit.core.builders import JOB_ID, MINUTE, NEVER_LEASED, SECOND, STEPS, T0, Lease, Story, three_steps
+from tests.unit.core.builders import failure as failure_of
+from tests.unit.core.builders import success as success_of
+
+LEAPS = (0, 1, SECOND, 30 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE)
+classes = st.sampled_from(FailureClass)
+
+
+class JobMachine(RuleBasedStateMachine):
+    """One job under a random life. `which` picks a lease: mostly the current one, sometimes an old or a made-up one."""
+
+    story: Story
+
+    @initialize(
+        job_timeout=st.sampled_from([None, None, 5 * MINUTE, 60 * MINUTE]),
+        step_timeout=st.sampled_from([None, 2 * MINUTE, 20 * MINUTE]),
+        max_attempts=st.sampled_from([None, 1, 2, 5]),
+        jitter=st.floats(0, 1, exclude_max=True),
+        scale=st.sampled_from([0.0, 0.01, 1.0]),
+        started=st.sampled_from([False, True, True, True]),
+    )
+    def submit(
+        self,
+        job_timeout: int | None,
+        step_timeout: int | None,
+        max_attempts: int | None,
+        jitter: float,
+        scale: float,
+        started: bool,
+    ) -> None:
+        retry = RetryPolicy(max_attempts=max_attempts)
+        protocol = three_steps(job_timeout_ms=job_timeout, retry=retry, first={"timeout_ms": step_timeout})
+        self.story = Story(protocol, jitter=jitter, defaults=Defaults(backoff_scale=scale))
+        if started:
+            self.story.dispatched()
+        else:
+            self.story.submit()
+
+    def lease(self, which: int) -> Lease:
+        """0..5: the current lease; 6 and 7: one that was given out before; 8: one that never was; 9: no such step."""
+        known = [Lease(step_id, no, lease_id) for lease_id, (step_id, no) in self.story.books.leases.items()]
+        if not known or which == 8:
+            return Lease("ocr", 1, NEVER_LEASED)
+        if which == 9:
+            return Lease("shredding", 1, NEVER_LEASED)
+        if which >= 6:
+            return known[(which * 7 + self.story.job.version) % len(known)]
+        return self.story.lease
+
+    @rule()
+    def start(self) -> None:
+        self.story.start()
+
+    @rule()
+    def go_on_as_hoped(self) -> None:
+        """Whatever a healthy world would do next, so that histories get somewhere."""
+        story = self.story
+        if not story.job.active:
+            story.start()
+            return
+        match story.step.status:
+            case StepStatus.DISPATCHING:
+                story.hand_over()
+            case StepStatus.INITIATED:
+                story.ack()
+            case StepStatus.PROCESSING:
+                story.succeed()
+            case _:
+                story.tick_when_due()
+
+    @rule()
+    def submit_again(self) -> None:
+        self.story.submit()
+
+    @rule(which=st.integers(0, 9))
+    def claim(self, which: int) -> None:
+        self.story.claim(self.lease(which))
+
+    @rule(which=st.integers(0, 9))
+    def release(self, which: int) -> None:
+        self.story.release(self.lease(which))
+
+    @rule(which=st.integers(0, 9))
+    def hand_over(self, which: int) -> None:
+        self.story.hand_over(self.lease(which))
+
+    @rule(which=st.integers(0, 9))
+    def refuse_hand_over(self, which: int) -> None:
+        self.story.refuse_hand_over(self.lease(which))
+
+    @rule(which=st.integers(0, 8))
+    def ack(self, which: int) -> None:
+        if self.story.steps:
+            self.story.ack(self.lease(which), ACKED=True)
+
+    @rule(which=st.integers(0, 8), progress=st.none() | st.floats(0, 1))
+    def heartbeat(self, which: int, progress: float | None) -> None:
+        if self.story.steps:
+            self.story.heartbeat(self.lease(which), progress)
+
+    @rule(which=st.integers(0, 9), pages=st.integers(0, 1))
+    def succeed(self, which: int, pages: int) -> None:
+        self.story.feed(success_of(self.lease(which), {"pages": pages}))
+
+    @rule(which=st.integers(0, 9), cause=classes, retry_after=st.none() | st.sampled_from(LEAPS))
+    def fail(self, which: int, cause: FailureClass, retry_after: int | None) -> None:
+        self.story.feed(failure_of(self.lease(which), cause, retry_after_ms=retry_after))
+
+    @rule(which=st.integers(0, 8), doubled=st.booleans())
+    def several_at_once(self, which: int, doubled: bool) -> None:
+        """A batch is one decision: reports and callbacks of an instant, in a row."""
+        lease = self.lease(which)
+        step_id, attempt_no, lease_id = lease
+        ack = Ack(step_id=step_id, attempt_no=attempt_no, lease_id=lease_id)
+        beat = Heartbeat(step_id=step_id, attempt_no=attempt_no, lease_id=lease_id, progress=0.5)
+        batch = (HandedOver(*lease), ack, beat, success_of(lease))
+        self.story.feed(*batch, *(batch[1:] if doubled else ()))
+
+    @rule(leap=st.sampled_from(LEAPS))
+    def wait(self, leap: int) -> None:
+        self.story.wait(leap)
+
+    @rule(early=st.sampled_from([0, 0, 0, 1]), away=st.sampled_from([None, None, 0, 1, MINUTE]))
+    def clock_rings(self, early: int, away: int | None) -> None:
+        """The engine looks when the job is due, or a moment too early; perhaps it was away until just before."""
+        due = self.story.job.due_at
+        if due is not None:
+            self.story.now = max(self.story.now, due - early)
+        self.story.tick(0 if away is None else self.story.now - away)
+
+    @rule(resumed_at=st.integers(T0 - MINUTE, T0 + 3 * 60 * MINUTE))
+    def tick(self, resumed_at: int) -> None:
+        self.story.tick(min(resumed_at, self.story.now))
+
+    @rule(sure=st.integers(0, 12))
+    def cancel(self, sure: int) -> None:
+        """Seldom, and mostly while something may be with a service: elsewhere it ends the history at once."""
+        step = self.story.step if self.story.job.active else None
+        is_out = step is not None and (step.status in WITH_SERVICE or step.attempt.claimed_at is not None)
+        if sure == 12:
+            self.story.feed(Start(), DeadlinePassed(), Cancel("ada"), Start())
+        elif sure == 11 or (is_out and sure > 6):
+            self.story.cancel()
+
+    @rule()
+    def retry_hand_over(self) -> None:
+        self.story.retry_hand_over()
+
+    @rule(missing=st.sets(st.sampled_from([*STEPS, "shredding"])))
+    def repair_what_may_be_whole(self, missing: set[str]) -> None:
+        self.story.repair(*sorted(missing))
+
+    @rule()
+    def lose_the_row(self) -> None:
+        """A store forgets the row of a step that waits for hand-over; the sweeper finds out."""
+        story = self.story
+        if not story.job.active or story.step.status is not StepStatus.DISPATCHING:
+            return
+        story.books.lose_row(story.attempt.outbox_id)
+        story.repair(story.step.step_id)
+
+    @invariant()
+    def it_can_always_be_told(self) -> None:
+        story = self.story
+        note(f"{story.status} {story.statuses()} v{story.job.version} rows={len(story.books.rows)}")
+        assert story.job.job_id == JOB_ID
+        sent = [row for row in story.books.rows.values() if row.status is OutboxStatus.SENT]
+        assert len(sent) <= story.job.attempts_total
+
+
+JobMachine.TestCase.settings = settings(
+    max_examples=400,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestRandomHistories = pytest.mark.timeout(300)(JobMachine.TestCase)

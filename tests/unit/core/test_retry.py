@@ -1,0 +1,131 @@
+"""How long a retry waits, and which words of a service mean which class of failure."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lucius.core.decision import Defaults, Env
+from lucius.core.model import AttemptOutcome, FailureClass
+from lucius.core.protocol import RetryPolicy, StepSpec
+from lucius.core.retry import delay_before_retry, failure_class, max_attempts
+from tests.unit.core.builders import MINUTE, SECOND
+
+FIRST, NO_ACK, REPORTED = AttemptOutcome.HANDOVER_FAILED, AttemptOutcome.ACK_TIMEOUT, AttemptOutcome.FAILED
+
+
+def delay(
+    outcome: AttemptOutcome,
+    tries: int,
+    *,
+    cause: FailureClass = FailureClass.RETRYABLE,
+    retry_after_ms: int | None = None,
+    jitter: float = 0.5,
+    scale: float = 1.0,
+    **policy: Any,
+) -> int:
+    spec = StepSpec(step_id="ocr", step_type="OCR", service="ocr", retry_policy=RetryPolicy(**policy))
+    env = Env(lambda: "id", lambda: jitter, Defaults(backoff_scale=scale))
+    return delay_before_retry(spec, tries, outcome, env, cause, retry_after_ms)
+
+
+def test_hand_over_failures_wait_30_s_2_min_10_min_and_no_longer() -> None:
+    assert [delay(FIRST, n) for n in (1, 2, 3, 4)] == [30 * SECOND, 2 * MINUTE, 10 * MINUTE, 10 * MINUTE]
+
+
+def test_missing_acks_wait_1_5_and_15_min_and_no_longer() -> None:
+    assert [delay(NO_ACK, n) for n in (1, 2, 3, 4)] == [MINUTE, 5 * MINUTE, 15 * MINUTE, 15 * MINUTE]
+
+
+def test_a_protocol_sets_both_of_these() -> None:
+    assert [delay(FIRST, n, handover_backoff_ms=(1, 2)) for n in (1, 2, 3)] == [1, 2, 2]
+    assert [delay(NO_ACK, n, ack_backoff_ms=(7,)) for n in (1, 2)] == [7, 7]
+
+
+@pytest.mark.parametrize("outcome", [REPORTED, AttemptOutcome.LEASE_EXPIRED, AttemptOutcome.STEP_TIMEOUT])
+def test_failures_and_lost_leases_wait_exponentially_from_5_s_to_5_min(outcome: AttemptOutcome) -> None:
+    waits = [delay(outcome, n, backoff_strategy="exponential") for n in range(1, 9)]
+    assert waits == [5_000, 10_000, 20_000, 40_000, 80_000, 160_000, 300_000, 300_000]
+
+
+def test_the_default_has_full_jitter() -> None:
+    assert [delay(REPORTED, 2, jitter=j) for j in (0.0, 0.25, 0.9)] == [0, 2_500, 9_000]
+
+
+def test_a_fixed_backoff_does_not_grow() -> None:
+    assert [delay(REPORTED, n, backoff_strategy="fixed", initial_delay_ms=700) for n in (1, 5)] == [700, 700]
+
+
+def test_a_failed_dependency_waits_from_1_min() -> None:
+    waits = [
+        delay(REPORTED, n, cause=FailureClass.DEPENDENCY_FAILED, backoff_strategy="exponential") for n in (1, 2, 3, 4)
+    ]
+    assert waits == [MINUTE, 2 * MINUTE, 4 * MINUTE, 5 * MINUTE]
+
+
+def test_a_retry_after_is_a_lower_bound_that_jitter_and_scale_do_not_touch() -> None:
+    rate_limited = FailureClass.RATE_LIMITED
+    assert delay(REPORTED, 1, cause=rate_limited, retry_after_ms=90_000, jitter=0.0, scale=0.01) == 90_000
+    assert delay(REPORTED, 3, cause=rate_limited, retry_after_ms=1, backoff_strategy="exponential") == 20_000
+
+
+@pytest.mark.parametrize("outcome", [FIRST, NO_ACK, REPORTED])
+def test_the_scale_multiplies_every_backoff(outcome: AttemptOutcome) -> None:
+    unscaled = delay(outcome, 2, backoff_strategy="exponential")
+    assert delay(outcome, 2, backoff_strategy="exponential", scale=0.01) == round(unscaled * 0.01)
+    assert delay(outcome, 2, backoff_strategy="exponential", scale=0.0) == 0
+    assert delay(outcome, 2, backoff_strategy="exponential", scale=3.0) == unscaled * 3
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    tries=st.integers(1, 100),
+    jitter=st.floats(0, 1, exclude_max=True),
+    scale=st.floats(0, 10),
+    initial=st.integers(0, 10 * MINUTE),
+    longest=st.integers(0, 60 * MINUTE),
+    cause=st.sampled_from(FailureClass),
+)
+def test_a_jittered_wait_stays_in_its_bounds(
+    tries: int, jitter: float, scale: float, initial: int, longest: int, cause: FailureClass
+) -> None:
+    waits = delay(
+        REPORTED, tries, cause=cause, jitter=jitter, scale=scale, initial_delay_ms=initial, max_delay_ms=longest
+    )
+    floor = MINUTE if cause is FailureClass.DEPENDENCY_FAILED else 0
+    assert 0 <= waits <= max(initial, longest, floor) * scale + 1
+    assert isinstance(waits, int)
+
+
+def test_the_budget_is_the_steps_or_the_deployments() -> None:
+    env = Env(lambda: "id", lambda: 0.0, Defaults(max_attempts=4))
+    spec = StepSpec(step_id="ocr", step_type="OCR", service="ocr")
+    assert max_attempts(spec, env) == 4
+    own = StepSpec(step_id="ocr", step_type="OCR", service="ocr", retry_policy=RetryPolicy(max_attempts=9))
+    assert max_attempts(own, env) == 9
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "expected"),
+    [
+        (None, "FAILED", FailureClass.RETRYABLE),
+        (None, "FAILED_RETRY", FailureClass.RETRYABLE),
+        (None, "FAILED_FINAL", FailureClass.NON_RETRYABLE),
+        ("", "FAILED", FailureClass.RETRYABLE),
+        ("RETRYABLE", "FAILED", FailureClass.RETRYABLE),
+        ("NON_RETRYABLE", "FAILED", FailureClass.NON_RETRYABLE),
+        (" non_retryable ", "FAILED", FailureClass.NON_RETRYABLE),
+        ("NON_RETRYABLE", "FAILED_RETRY", FailureClass.NON_RETRYABLE),
+        ("TRANSIENT", "FAILED_FINAL", FailureClass.TRANSIENT),
+        ("GREMLINS", "FAILED", FailureClass.RETRYABLE),
+        ("GREMLINS", "FAILED_FINAL", FailureClass.NON_RETRYABLE),
+    ],
+)
+def test_the_class_that_a_services_words_stand_for(word: str | None, status: str, expected: FailureClass) -> None:
+    assert failure_class(word, status) is expected
+
+
+@pytest.mark.parametrize("known", FailureClass)
+def test_every_class_is_known_by_its_name(known: FailureClass) -> None:
+    assert failure_class(str(known), "FAILED") is known

@@ -1,0 +1,599 @@
+"""The rules of DESIGN §3, each by its number. What time and budgets do is in `test_clocks.py`."""
+
+import hashlib
+
+import pytest
+
+from lucius.core.decide import decide, decide_all, unacked_counter
+from lucius.core.decision import Applied, Ignored, Refused
+from lucius.core.inputs import Cap, DeadlinePassed, Start
+from lucius.core.model import AttemptOutcome, BlockedReason, Disposition, FailureClass, JobStatus, OutboxStatus
+from lucius.core.protocol import RetryPolicy
+from lucius.core.tasks import step_idempotency_key
+from tests.unit.core.builders import JOB_ID, MINUTE, NEVER_LEASED, SECOND, Lease, Story, success, three_steps
+
+APPLIED, DUPLICATE, LATE, STALE = Disposition.APPLIED, Disposition.DUPLICATE, Disposition.LATE, Disposition.STALE
+
+
+def lost_lease() -> tuple[Story, Lease]:
+    """A step on its second attempt, and the lease of the first."""
+    story = Story().processing()
+    fenced = story.lease
+    story.tick_when_due()
+    story.next_attempt()
+    return story, fenced
+
+
+class TestRule1TerminalStates:
+    def test_steps_that_never_started_end_skipped_when_the_job_fails(self) -> None:
+        story = Story().processing()
+        story.fail_for_good()
+        assert story.statuses() == ["FAILED_FINAL", "SKIPPED", "SKIPPED"]
+
+    def test_steps_that_never_started_end_cancelled_when_the_job_is_cancelled(self) -> None:
+        story = Story().dispatched().finish_step()
+        story.cancel()
+        assert story.statuses() == ["SUCCEEDED", "CANCELLED", "CANCELLED"]
+
+    def test_a_failed_job_says_which_step_failed_and_how(self) -> None:
+        story = Story().processing()
+        story.fail_for_good()
+        assert story.job.error is not None
+        assert story.job.error.code == "UNREADABLE"
+        assert "ocr" in story.job.error.message
+
+    def test_a_finished_job_has_no_clock_no_reason_to_wait_and_no_row(self) -> None:
+        story = Story().finished()
+        assert story.job.due_at is None
+        assert story.job.blocked is None
+        assert story.pending_rows() == []
+        assert story.job.completed_at == story.now
+
+
+class TestRule2Dispositions:
+    def test_a_repeated_ack_is_a_duplicate_and_told_its_lease_again(self) -> None:
+        story = Story().processing()
+        first = story.answer
+        story.wait(SECOND)
+        assert story.ack() is DUPLICATE
+        assert story.answer.lease_expires_at == first.lease_expires_at
+
+    def test_a_repeated_success_is_a_duplicate(self) -> None:
+        story = Story().processing()
+        lease = story.lease
+        story.succeed(lease, {"pages": 3, "words": 9})
+        assert story.succeed(lease, {"words": 9, "pages": 3}) is DUPLICATE
+
+    def test_a_repeated_failure_is_a_duplicate_while_its_retry_waits(self) -> None:
+        story = Story().processing()
+        story.fail()
+        assert story.fail() is DUPLICATE
+
+    def test_a_repeated_failure_is_a_duplicate_after_the_job_ended(self) -> None:
+        story = Story().processing()
+        story.fail_for_good()
+        assert story.fail_for_good() is DUPLICATE
+
+    def test_another_result_after_success_is_late(self) -> None:
+        story = Story().processing()
+        lease = story.lease
+        story.succeed(lease, {"pages": 3})
+        assert story.succeed(lease, {"pages": 4}) is LATE
+        assert story.fail(lease) is LATE
+        assert story.steps["ocr"].result == {"pages": 3}
+
+    def test_an_ack_or_heartbeat_after_the_end_is_late(self) -> None:
+        story = Story().dispatched()
+        lease = story.lease
+        story.succeed(lease)
+        assert story.ack(lease) is LATE
+        assert story.heartbeat(lease) is LATE
+
+    def test_every_callback_of_a_fenced_attempt_is_stale(self) -> None:
+        story, fenced = lost_lease()
+        assert story.ack(fenced) is STALE
+        assert story.heartbeat(fenced) is STALE
+        assert story.fail(fenced) is STALE
+        assert story.succeed(fenced) is STALE
+
+    @pytest.mark.parametrize(
+        "lease",
+        [Lease("ocr", 2, NEVER_LEASED), Lease("ocr", 1, "lease-2"), Lease("ocr", 3, "lease-2")],
+        ids=["another lease", "another attempt", "an attempt to come"],
+    )
+    def test_attempt_and_lease_must_both_be_the_current_ones(self, lease: Lease) -> None:
+        story, _ = lost_lease()
+        assert story.lease == Lease("ocr", 2, "lease-2")
+        assert story.succeed(lease) is STALE
+
+    def test_a_stale_success_is_kept_in_quarantine(self) -> None:
+        story, fenced = lost_lease()
+        story.succeed(fenced, {"pages": 7})
+        [kept] = story.books.quarantined
+        assert (kept.step_id, kept.attempt_no, kept.lease_id) == fenced
+        assert kept.result == {"pages": 7}
+        assert kept.artifact_refs == ["file:///w/pages.json"]
+        assert kept.received_at == story.now
+        assert story.books.events[-1].data["quarantined"] is True
+
+    def test_a_stale_success_is_kept_after_the_job_ended_too(self) -> None:
+        story, fenced = lost_lease()
+        story.cancel()
+        assert story.status is JobStatus.CANCELLED
+        assert story.succeed(fenced) is STALE
+        assert len(story.books.quarantined) == 1
+
+    def test_only_a_stale_success_is_quarantined(self) -> None:
+        story, fenced = lost_lease()
+        story.fail(fenced)
+        story.heartbeat(fenced)
+        assert story.books.quarantined == []
+
+    def test_every_disposition_is_recorded_as_an_event_but_applied_heartbeats(self) -> None:
+        story, fenced = lost_lease()
+        story.hand_over()
+        story.ack()
+        seen = len(story.books.events)
+        story.heartbeat()
+        assert len(story.books.events) == seen
+        story.ack()
+        story.succeed(fenced)
+        lease = story.lease
+        story.succeed()
+        story.fail(lease)
+        recorded = [event.data["disposition"] for event in story.books.events if event.type.startswith("CALLBACK")]
+        assert recorded[-4:] == ["DUPLICATE", "STALE", "APPLIED", "LATE"]
+
+    def test_an_event_names_the_lease_that_spoke_not_the_current_one(self) -> None:
+        story, fenced = lost_lease()
+        story.ack(fenced)
+        event = story.books.events[-1]
+        assert (event.step_id, event.attempt_no, event.data["lease_id"]) == fenced
+
+    def test_a_step_that_has_not_started_has_no_one_to_speak_for_it(self) -> None:
+        story = Story().processing()
+        reply = story.feed(success(Lease("sis", 1, NEVER_LEASED)))
+        assert isinstance(reply, Refused)
+        assert reply.code == "STEP_NOT_FOUND"
+
+    def test_extra_fields_are_kept(self) -> None:
+        story = Story().initiated()
+        story.ack(ACKED=True)
+        assert story.books.events[-1].data["extra"] == {"ACKED": True}
+        story.heartbeat(gpu="a100")
+        assert story.attempt.extra == {"gpu": "a100"}
+        story.fail(logs_ref="blob://logs/1")
+        assert story.attempt.extra == {"logs_ref": "blob://logs/1"}
+        story.next_attempt().hand_over()
+        story.heartbeat(gpu="h100")
+        story.succeed()
+        assert story.steps["ocr"].attempt.extra == {"gpu": "h100"}
+        kept = [event.data["extra"] for event in story.books.events if "extra" in event.data]
+        assert kept == [{"ACKED": True}, {"logs_ref": "blob://logs/1"}]
+
+
+class TestRule3WhatACallbackImplies:
+    @pytest.mark.parametrize("claimed", [False, True], ids=["waiting", "being published"])
+    @pytest.mark.parametrize("word", ["ack", "heartbeat", "succeed", "fail"])
+    def test_each_callback_is_applied_before_the_hand_over_was_reported(self, word: str, claimed: bool) -> None:
+        story = Story().claimed() if claimed else Story().dispatched()
+        row_id = story.row.outbox_id
+        assert getattr(story, word)() is APPLIED
+        assert story.books.rows[row_id].status is OutboxStatus.SENT
+        assert story.status is JobStatus.IN_PROGRESS
+        assert story.steps["ocr"].attempt.handed_over_at == story.now
+        assert story.steps["ocr"].attempt.picked_up_at == story.now
+
+    @pytest.mark.parametrize("word", ["heartbeat", "succeed", "fail"])
+    def test_heartbeat_and_result_imply_pick_up(self, word: str) -> None:
+        story = Story().initiated()
+        assert getattr(story, word)() is APPLIED
+        assert story.steps["ocr"].attempt.picked_up_at == story.now
+
+    def test_a_hand_over_reported_after_that_changes_nothing(self) -> None:
+        story = Story().claimed()
+        lease = story.lease
+        story.ack()
+        assert isinstance(story.hand_over(lease), Ignored)
+        assert isinstance(story.refuse_hand_over(lease), Ignored)
+        assert isinstance(story.release(lease), Ignored)
+
+    def test_an_ack_after_a_heartbeat_still_counts_once(self) -> None:
+        story = Story().initiated()
+        story.heartbeat()
+        assert story.ack() is APPLIED
+        assert story.attempt.acked_at == story.now
+        assert story.ack() is DUPLICATE
+
+    @pytest.mark.parametrize("outcome", ["ACK_TIMEOUT", "LEASE_EXPIRED", "STEP_TIMEOUT"])
+    def test_a_late_success_rescues_a_timed_out_attempt(self, outcome: str) -> None:
+        story = timed_out(outcome)
+        lease = story.lease
+        assert story.succeed(lease) is APPLIED
+        assert story.statuses() == ["SUCCEEDED", "DISPATCHING", "PENDING"]
+        rescued = story.steps["ocr"].attempt
+        assert (rescued.outcome, rescued.error, rescued.failure_class) == (AttemptOutcome.SUCCEEDED, None, None)
+        assert story.history() == ["SUCCEEDED"]
+        assert story.succeed(lease) is DUPLICATE
+
+    @pytest.mark.parametrize("outcome", ["ACK_TIMEOUT", "LEASE_EXPIRED", "STEP_TIMEOUT"])
+    def test_anything_but_a_success_does_not_stop_the_retry_of_a_timeout(self, outcome: str) -> None:
+        story = timed_out(outcome)
+        acked = story.attempt.acked_at is not None
+        assert story.ack() is (DUPLICATE if acked else LATE)
+        assert story.heartbeat() is LATE
+        assert story.fail() is LATE
+        assert story.step.retry_at is not None
+
+    def test_a_second_result_that_contradicts_a_reported_failure_is_late(self) -> None:
+        story = Story().processing()
+        story.fail()
+        assert story.succeed() is LATE
+        assert story.fail(code="OUT_OF_INK") is LATE
+
+    def test_a_success_that_comes_after_the_retry_started_is_stale(self) -> None:
+        story = timed_out("ACK_TIMEOUT")
+        fenced = story.lease
+        story.next_attempt()
+        assert story.succeed(fenced) is STALE
+
+
+def timed_out(outcome: str) -> Story:
+    story = Story(three_steps(first={"timeout_ms": MINUTE})) if outcome == "STEP_TIMEOUT" else Story()
+    story = story.initiated() if outcome == "ACK_TIMEOUT" else story.processing()
+    story.tick_when_due()
+    assert story.attempt.outcome == outcome
+    return story
+
+
+class TestRule4OneStepAtATime:
+    def test_the_next_step_starts_with_the_success_of_the_one_before(self) -> None:
+        story = Story().processing()
+        assert story.statuses() == ["PROCESSING", "PENDING", "PENDING"]
+        story.succeed()
+        assert story.statuses() == ["SUCCEEDED", "DISPATCHING", "PENDING"]
+        assert story.job.active == ("embedding",)
+        assert story.job.current_step_id == "embedding"
+
+    def test_a_retry_does_not_start_the_next_step(self) -> None:
+        story = Story().processing()
+        story.fail()
+        assert story.statuses() == ["FAILED_RETRY", "PENDING", "PENDING"]
+
+
+class TestRule6WaitingBurnsNothing:
+    def test_a_row_that_waits_for_hand_over_has_no_clock(self) -> None:
+        story = Story().dispatched()
+        assert story.job.due_at is None
+        assert isinstance(story.wait(24 * 60 * MINUTE).tick(), Ignored)
+        assert story.step.tries == 1
+
+    @pytest.mark.parametrize("hand_over", ["claim", "hand_over"])
+    def test_the_cap_is_checked_in_the_commit_that_hands_over(self, hand_over: str) -> None:
+        story = Story().dispatched()
+        cap = Cap(unacked_counter("ocr-svc"), 1000)
+        getattr(story, hand_over)(caps=(cap,))
+        assert story.decision.caps == (cap,)
+        assert story.decision.counters == {"unacked/ocr-svc": 1}
+
+    def test_a_directive_counts_as_unacked_from_the_claim_until_it_is_picked_up(self) -> None:
+        story = Story().dispatched()
+        unacked = unacked_counter("ocr-svc")
+        counts = [story.books.counters.get(unacked, 0)]
+        for what in (story.claim, story.hand_over, story.ack):
+            what()
+            counts.append(story.books.counters.get(unacked, 0))
+        assert counts == [0, 1, 1, 0]
+
+    @pytest.mark.parametrize("end", ["tick_when_due", "heartbeat", "succeed", "fail"])
+    def test_it_stops_counting_however_the_wait_for_an_ack_ends(self, end: str) -> None:
+        story = Story().initiated()
+        getattr(story, end)()
+        assert story.books.counters["unacked/ocr-svc"] == 0
+
+    def test_a_claim_is_taken_once(self) -> None:
+        story = Story().dispatched()
+        assert story.claim() == Applied()
+        assert isinstance(story.claim(), Ignored)
+        assert story.row.claimed_at == story.now
+        assert story.row.status is OutboxStatus.PENDING
+
+    def test_a_bus_that_is_down_gives_the_claim_back_and_burns_nothing(self) -> None:
+        story = Story().claimed()
+        assert story.release() == Applied()
+        assert story.row.claimed_at is None
+        assert (story.step.tries, story.attempt.attempt_no) == (1, 1)
+        assert story.books.counters["unacked/ocr-svc"] == 0
+        assert story.claim() == Applied()
+
+    def test_only_what_is_claimed_can_be_given_back(self) -> None:
+        assert isinstance(Story().dispatched().release(), Ignored)
+
+    def test_a_refused_message_counts(self) -> None:
+        story = Story().claimed()
+        story.refuse_hand_over()
+        story.next_attempt()
+        assert (story.step.tries, story.attempt.attempt_no, story.row.claimed_at) == (2, 2, None)
+
+    def test_reports_about_a_fenced_attempt_are_ignored(self) -> None:
+        story = Story().claimed()
+        old = story.lease
+        story.refuse_hand_over()
+        story.next_attempt()
+        for report in (story.claim, story.release, story.hand_over, story.refuse_hand_over):
+            assert isinstance(report(old), Ignored)
+
+    def test_a_retried_hand_over_uses_its_row_again(self) -> None:
+        story = Story().dispatched()
+        first = story.row
+        story.refuse_hand_over()
+        assert story.row.next_attempt_at == story.step.retry_at
+        story.next_attempt()
+        assert story.row.outbox_id == first.outbox_id
+        assert (story.row.attempt_no, story.row.lease_id) == (2, "lease-2")
+        assert len(story.books.rows) == 1
+
+    def test_a_retry_of_what_was_handed_over_gets_a_row_of_its_own(self) -> None:
+        story = Story().initiated()
+        story.tick_when_due()
+        story.next_attempt()
+        assert [row.status for row in story.books.rows.values()] == [OutboxStatus.SENT, OutboxStatus.PENDING]
+
+    def test_an_operator_can_have_a_failed_hand_over_tried_now(self) -> None:
+        story = Story().dispatched()
+        story.refuse_hand_over()
+        assert story.retry_hand_over() == Applied()
+        assert (story.attempt.attempt_no, story.step.tries) == (2, 2)
+        assert story.books.events[-2].data["by"] == "ada"
+        assert isinstance(story.retry_hand_over(), Ignored)
+
+    def test_other_retries_cannot_be_hurried(self) -> None:
+        story = Story().processing()
+        story.fail()
+        assert isinstance(story.retry_hand_over(), Ignored)
+
+
+class TestRepair:
+    def test_a_lost_row_is_written_anew_without_counting_against_the_budget(self) -> None:
+        story = Story().dispatched()
+        story.books.lose_row(story.row.outbox_id)
+        assert story.repair("ocr") == Applied()
+        assert (story.attempt.attempt_no, story.step.tries) == (2, 1)
+        assert story.history() == ["REPAIRED"]
+        assert [row.attempt_no for row in story.pending_rows()] == [2]
+
+    def test_a_row_that_was_only_out_of_sight_is_withdrawn(self) -> None:
+        story = Story().dispatched()
+        seen_late = story.row.outbox_id
+        story.repair("ocr")
+        assert story.books.rows[seen_late].status is OutboxStatus.WITHDRAWN
+
+    def test_a_lost_row_that_was_being_published_counts_as_handed_over(self) -> None:
+        story = Story().claimed()
+        story.books.lose_row(story.row.outbox_id)
+        story.repair("ocr")
+        assert story.statuses()[0] == "INITIATED"
+        assert story.attempt.attempt_no == 1
+
+    def test_a_lost_row_does_not_strand_a_job_that_is_being_cancelled(self) -> None:
+        story = Story().claimed()
+        story.cancel()
+        story.books.lose_row(story.row.outbox_id)
+        story.repair("ocr")
+        story.tick_when_due()
+        assert story.status is JobStatus.CANCELLED
+
+    def test_only_a_step_that_waits_for_hand_over_can_miss_its_row(self) -> None:
+        story = Story().processing()
+        story.repair("ocr", "sis")
+        assert story.statuses() == ["PROCESSING", "PENDING", "PENDING"]
+
+    def test_a_queued_job_that_was_forgotten_is_started(self) -> None:
+        story = Story()
+        story.submit()
+        assert story.repair() == Applied()
+        assert story.status is JobStatus.DISPATCHING
+
+
+class TestRule8Cancel:
+    @pytest.mark.parametrize("state", ["queued", "dispatched", "retry after hand-over", "retry after failure"])
+    def test_with_nothing_at_a_service_it_is_cancelled_at_once(self, state: str) -> None:
+        story = nothing_at_a_service(state)
+        assert story.cancel() == Applied()
+        assert story.status is JobStatus.CANCELLED
+        assert story.statuses() == ["CANCELLED"] * 3
+        assert story.pending_rows() == []
+        assert not any(story.books.counters.values())
+
+    @pytest.mark.parametrize("state", ["claimed", "initiated", "processing"])
+    def test_what_may_be_with_a_service_is_waited_for(self, state: str) -> None:
+        story: Story = getattr(Story(), state)()
+        story.cancel()
+        assert story.status is JobStatus.CANCELLING
+        story.heartbeat()
+        assert story.answer.cancel_requested
+
+    def test_heartbeats_ask_to_stop_only_once_cancel_was_asked(self) -> None:
+        story = Story().processing()
+        story.heartbeat()
+        assert not story.answer.cancel_requested
+
+    def test_a_success_is_recorded_and_no_further_step_starts(self) -> None:
+        story = Story().processing()
+        story.cancel()
+        assert story.succeed(result={"pages": 1}) is APPLIED
+        assert story.status is JobStatus.CANCELLED
+        assert story.statuses() == ["SUCCEEDED", "CANCELLED", "CANCELLED"]
+        assert story.steps["ocr"].result == {"pages": 1}
+
+    @pytest.mark.parametrize("end", ["fail", "tick_when_due"])
+    @pytest.mark.parametrize("state", ["initiated", "processing"])
+    def test_a_retryable_end_is_not_retried(self, state: str, end: str) -> None:
+        story: Story = getattr(Story(), state)()
+        story.cancel()
+        getattr(story, end)()
+        assert story.status is JobStatus.CANCELLED
+        assert story.statuses() == ["CANCELLED"] * 3
+        assert len(story.history()) == 1
+
+    @pytest.mark.parametrize("cause", [FailureClass.NON_RETRYABLE, FailureClass.COMPENSATION_REQUIRED])
+    def test_a_failure_for_good_ends_the_step_as_failed_and_the_job_as_cancelled(self, cause: FailureClass) -> None:
+        story = Story().processing()
+        story.cancel()
+        story.fail(failure_class=cause)
+        assert story.status is JobStatus.CANCELLED
+        assert story.statuses() == ["FAILED_FINAL", "CANCELLED", "CANCELLED"]
+
+    def test_a_publish_under_way_is_waited_for_and_not_claimed_again(self) -> None:
+        story = Story().claimed()
+        story.cancel()
+        assert isinstance(story.claim(), Ignored)
+        assert story.hand_over() == Applied()
+        assert (story.status, story.statuses()[0]) == (JobStatus.CANCELLING, "INITIATED")
+
+    def test_cancel_is_said_once_and_by_whom(self) -> None:
+        story = Story().processing()
+        story.cancel(by="ada")
+        assert isinstance(story.cancel(by="bob"), Ignored)
+        assert story.job.cancel is not None
+        assert (story.job.cancel.by, story.job.cancel.reason) == ("ada", "no longer wanted")
+        story.succeed()
+        assert isinstance(story.cancel(), Ignored)
+
+    def test_a_job_that_ended_otherwise_cannot_be_cancelled(self) -> None:
+        for story in (Story().finished(), failed_job()):
+            reply = story.cancel()
+            assert isinstance(reply, Refused)
+            assert reply.code == "JOB_TERMINAL"
+
+
+def nothing_at_a_service(state: str) -> Story:
+    story = Story()
+    if state == "queued":
+        story.submit()
+        return story
+    if state == "retry after failure":
+        story.processing().fail()
+        return story
+    story.dispatched()
+    if state == "retry after hand-over":
+        story.refuse_hand_over()
+    return story
+
+
+def failed_job() -> Story:
+    story = Story().processing()
+    story.fail_for_good()
+    return story
+
+
+class TestRule10FailureClasses:
+    @pytest.mark.parametrize("cause", FailureClass)
+    def test_all_but_two_classes_are_retried(self, cause: FailureClass) -> None:
+        story = Story().processing()
+        story.fail(failure_class=cause)
+        final = cause in (FailureClass.NON_RETRYABLE, FailureClass.COMPENSATION_REQUIRED)
+        assert story.statuses()[0] == ("FAILED_FINAL" if final else "FAILED_RETRY")
+        assert story.attempt.failure_class is cause
+
+
+class TestRule13Blocked:
+    def test_it_says_what_is_waited_for_since_when_and_until_when(self) -> None:
+        story = Story()
+        seen = []
+        story.submit()
+        seen.append(story.job.blocked)
+        for happens in (story.start, story.hand_over, story.ack, story.fail, story.tick_when_due):
+            story.wait(SECOND)
+            happens()
+            seen.append(story.job.blocked)
+        facts = [(b.reason, b.step_id, b.until is not None) for b in seen if b is not None]
+        assert facts == [
+            (BlockedReason.ENGINE, None, False),
+            (BlockedReason.HANDOVER, "ocr", False),
+            (BlockedReason.ACK, "ocr", True),
+            (BlockedReason.RESULT, "ocr", True),
+            (BlockedReason.RETRY, "ocr", True),
+            (BlockedReason.HANDOVER, "ocr", False),
+        ]
+        since = [b.since for b in seen if b is not None]
+        assert since == sorted(set(since))
+
+
+class TestRule14IdempotencyKey:
+    def test_it_is_the_hash_of_tenant_job_and_step(self) -> None:
+        story = Story().dispatched()
+        expected = hashlib.sha256(f"acme\x1f{JOB_ID}\x1focr".encode()).hexdigest()
+        assert story.step.idempotency_key == expected == step_idempotency_key("acme", JOB_ID, "ocr")
+
+    def test_it_is_the_same_for_every_attempt_and_another_for_every_step(self) -> None:
+        story, _ = lost_lease()
+        key = story.step.idempotency_key
+        assert key == Story().dispatched().step.idempotency_key
+        story.finish_step()
+        assert story.step.idempotency_key != key
+        assert Story(tenant_id="globex").dispatched().step.idempotency_key != key
+
+
+class TestAttempts:
+    def test_the_history_is_append_only_and_complete(self) -> None:
+        story = Story(three_steps(retry=RetryPolicy(max_attempts=9)))
+        story.dispatched()
+        story.refuse_hand_over()
+        story.next_attempt().hand_over()
+        story.tick_when_due()
+        story.next_attempt().hand_over()
+        story.ack()
+        story.tick_when_due()
+        story.next_attempt().hand_over()
+        story.fail()
+        story.next_attempt().repair("ocr")
+        story.finish_step()
+        ends = ["HANDOVER_FAILED", "ACK_TIMEOUT", "LEASE_EXPIRED", "FAILED", "REPAIRED", "SUCCEEDED"]
+        assert story.history() == ends
+        assert [a.attempt_no for a in story.books.history.values()] == [1, 2, 3, 4, 5, 6]
+        assert len({a.lease_id for a in story.books.history.values()}) == 6
+        assert story.job.attempts_total == 7
+
+    def test_each_attempt_keeps_the_routing_decided_at_ingress(self) -> None:
+        story, _ = lost_lease()
+        assert story.attempt.routing == story.job.routing
+        assert story.row.lane == story.job.routing.lane
+        assert story.row.topic == f"global-bus-p{story.job.routing.lane}"
+
+
+class TestDecisions:
+    def test_submit_and_start_are_one_decision(self) -> None:
+        cap = Cap("jobs/tenant/acme", 10)
+        story = Story(caps=(cap,)).dispatched()
+        assert story.job.version == 1
+        assert story.decision.creates
+        assert story.decision.caps == (cap,)
+        assert story.decision.counters["jobs/tenant/acme"] == 1
+        assert story.event_types() == ["JOB_ACCEPTED", "STEP_DISPATCHED"]
+
+    def test_a_job_is_created_once(self) -> None:
+        story = Story().processing()
+        assert isinstance(story.submit(), Ignored)
+        assert not story.decision.changes
+
+    def test_what_happens_to_no_job_is_the_callers_mistake(self) -> None:
+        story = Story()
+        with pytest.raises(ValueError, match="does not exist"):
+            decide(None, Start(), story.now, story.env)
+
+    def test_an_input_before_the_submission_is_refused_alone(self) -> None:
+        story = Story()
+        decision = decide_all(None, (Start(), story.submission()), story.now, story.env)
+        refused, accepted = decision.replies
+        assert isinstance(refused, Refused)
+        assert refused.code == "JOB_NOT_FOUND"
+        assert accepted == Applied()
+
+    def test_an_engine_that_looks_at_a_queued_job_takes_it(self) -> None:
+        story = Story()
+        story.submit()
+        assert story.job.due_at == story.now
+        assert story.feed(DeadlinePassed()) == Applied()
+        assert story.status is JobStatus.DISPATCHING
+        assert isinstance(story.start(), Ignored)
