@@ -7,6 +7,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 import structlog
@@ -22,16 +23,26 @@ from lucius.wiring import Runtime
 log = structlog.get_logger(__name__)
 
 Answer = tuple[int, bytes, Sequence[tuple[bytes, bytes]]]
-Handler = Callable[[str, bytes], Awaitable[Answer]]
+Handler = Callable[["Call"], Awaitable[Answer]]
 
 MAX_BATCH = 500
 JSON = (b"content-type", b"application/json")
 PROBLEM = (b"content-type", MEDIA_TYPE.encode())
+JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+MAX_WAIT = 60.0
 PULL_PATH = re.compile(r"/v1/services/([a-z0-9][a-z0-9_-]{0,63})/directives:pull")
 
 _encode = msgspec.json.Encoder().encode
 _decode_any = msgspec.json.Decoder().decode
 _decode_pull = msgspec.json.Decoder(PullRequest).decode
+
+
+class Call(msgspec.Struct):
+    """What a hot route gets to see of a request."""
+
+    key: str
+    body: bytes
+    query: bytes
 
 
 class _CommandBatch(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,7 +75,8 @@ class HotRoutes:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or (found := self._find(scope["path"])) is None:
+        found = self._find(scope["method"], scope["path"]) if scope["type"] == "http" else None
+        if found is None:
             await self._app(scope, receive, send)
             return
         handler, is_batch = found
@@ -79,7 +91,11 @@ class HotRoutes:
             answer = self._refuse(Rejected(RejectCode.INTERNAL, "see the server's log"))
         await _send(send, answer)
 
-    def _find(self, path: str) -> tuple[Handler, bool] | None:
+    def _find(self, method: str, path: str) -> tuple[Handler, bool] | None:
+        if method == "GET":
+            return (self._job(path[9:]), False) if path.startswith("/v1/jobs/") and JOB_ID.fullmatch(path, 9) else None
+        if method != "POST":
+            return None
         if handler := self._single.get(path):
             return handler, False
         if handler := self._batch.get(path):
@@ -92,7 +108,7 @@ class HotRoutes:
         settings = self._ready().settings
         key, declared = _read_headers(scope["headers"])
         limit = settings.max_batch_bytes if is_batch else settings.max_body_bytes
-        return await handler(key, await _read_body(receive, limit, declared))
+        return await handler(Call(key, await _read_body(receive, limit, declared), scope["query_string"]))
 
     def _ready(self) -> Runtime:
         runtime = self._runtime()
@@ -106,19 +122,19 @@ class HotRoutes:
         extra = [(name.encode(), value.encode()) for name, value in problem_headers(rejected).items()]
         return STATUS[rejected.code], encode_problem(rejected), (PROBLEM, *extra)
 
-    async def _command(self, key: str, body: bytes) -> Answer:
+    async def _command(self, call: Call) -> Answer:
         runtime = self._ready()
-        principal = runtime.auth.authenticate(key)
+        principal = runtime.auth.authenticate(call.key)
         principal.require("submit")
-        accepted = await runtime.ingress.submit(body, principal)
+        accepted = await runtime.ingress.submit(call.body, principal)
         location = (b"location", f"/v1/jobs/{accepted.jobId}".encode())
         return 202, _encode(accepted), (JSON, location)
 
-    async def _commands(self, key: str, body: bytes) -> Answer:
+    async def _commands(self, call: Call) -> Answer:
         runtime = self._ready()
-        principal = runtime.auth.authenticate(key)
+        principal = runtime.auth.authenticate(call.key)
         principal.require("submit")
-        commands = _decode(body, _decode_commands).commands
+        commands = _decode(call.body, _decode_commands).commands
         _check_size(commands)
         outcomes = await asyncio.gather(
             *(runtime.ingress.submit(bytes(command), principal) for command in commands), return_exceptions=True
@@ -127,14 +143,14 @@ class HotRoutes:
         return 200, _encode({"results": results}), (JSON,)
 
     def _callback(self, kind: str) -> Handler:
-        async def handle(key: str, body: bytes) -> Answer:
+        async def handle(call: Call) -> Answer:
             callbacks = self._ready().callbacks
-            parsed = _decode(body, _decode_any)
+            parsed = _decode(call.body, _decode_any)
             if not isinstance(parsed, dict):
                 raise Rejected(RejectCode.INVALID_CALLBACK, "the body must be a JSON object")
-            if not key:
+            if not call.key:
                 raise Rejected(RejectCode.INVALID_CALLBACK_TOKEN, "send the directive's callback_token as bearer token")
-            spoken = await callbacks.authenticate(kind, parsed, key)
+            spoken = await callbacks.authenticate(kind, parsed, call.key)
             (answer,) = await callbacks.apply(spoken.job_id, [spoken.said])
             if isinstance(answer, Rejected):
                 raise answer
@@ -142,9 +158,9 @@ class HotRoutes:
 
         return handle
 
-    async def _callbacks(self, key: str, body: bytes) -> Answer:
+    async def _callbacks(self, call: Call) -> Answer:
         """What services said about one step is applied in order in one commit; steps go side by side."""
-        items = _decode(body, _decode_callbacks).callbacks
+        items = _decode(call.body, _decode_callbacks).callbacks
         _check_size(items)
         outcomes: list[Any] = [None] * len(items)
         by_step: dict[tuple[str, str], list[tuple[int, ServiceSaid]]] = {}
@@ -184,13 +200,22 @@ class HotRoutes:
             return {"status_code": STATUS[outcome.code], **msgspec.to_builtins(problem(outcome))}
         if isinstance(outcome, BaseException):
             raise outcome
-        return {"status_code": status, **msgspec.structs.asdict(outcome)}
+        return {"status_code": status, "status": status, **msgspec.structs.asdict(outcome)}
+
+    def _job(self, job_id: str) -> Handler:
+        async def handle(call: Call) -> Answer:
+            runtime = self._ready()
+            principal = runtime.auth.authenticate(call.key)
+            principal.require("read")
+            return 200, _encode(await runtime.queries.job(job_id, principal, _wait(call.query))), (JSON,)
+
+        return handle
 
     def _pull(self, service: str) -> Handler:
-        async def handle(key: str, body: bytes) -> Answer:
+        async def handle(call: Call) -> Answer:
             runtime = self._ready()
-            runtime.auth.authenticate(key).require_service(service)
-            request = _decode(body, _decode_pull, RejectCode.INVALID_QUERY) if body else PullRequest()
+            runtime.auth.authenticate(call.key).require_service(service)
+            request = _decode(call.body, _decode_pull, RejectCode.INVALID_QUERY) if call.body else PullRequest()
             lanes = frozenset(request.lanes) if request.lanes is not None else None
             directives = await runtime.dispatcher.pull(service, request.max, request.wait_seconds, lanes)
             return 200, _encode(PullAnswer(directives)), (JSON,)
@@ -205,6 +230,22 @@ def _decode(body: bytes, decode: Callable[[bytes], Any], code: RejectCode = Reje
         raise Rejected(code, str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Rejected(RejectCode.MALFORMED_JSON, str(error) or "the JSON is nested too deeply") from None
+
+
+def _wait(query: bytes) -> float:
+    """`?wait=SECONDS`; other parameters are none of ours."""
+    if not query:
+        return 0.0
+    given = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("wait")
+    if given is None:
+        return 0.0
+    try:
+        seconds = float(given[-1])
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_WAIT:
+        raise Rejected(RejectCode.INVALID_QUERY, f"wait must be a number of seconds from 0 to {MAX_WAIT:.0f}")
+    return seconds
 
 
 def _check_size(items: list[Any]) -> None:

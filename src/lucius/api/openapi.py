@@ -76,6 +76,24 @@ def _callback(summary: str, body: type) -> dict[str, Any]:
     return _hot(summary, "callbacks", body, contract.CallbackAnswer, 200, (404, 409))
 
 
+def _get_job() -> dict[str, Any]:
+    responses = {str(status): entry for status, entry in _problems((401, 403, 404, 422, 503)).items()}
+    wait = {"type": "number", "minimum": 0, "maximum": 60, "default": 0}
+    return {
+        "get": {
+            "summary": "Get a job",
+            "description": "`wait` answers as soon as the job has ended, or after that many seconds as it stands.",
+            "tags": ["jobs"],
+            "operationId": "get_job",
+            "parameters": [
+                {"name": "job_id", "in": "path", "required": True, "schema": {"type": "string"}},
+                {"name": "wait", "in": "query", "required": False, "schema": wait},
+            ],
+            "responses": {"200": _content(contract.JobView), **responses},
+        }
+    }
+
+
 def hot_paths() -> dict[str, Any]:
     c = contract
     pull = _hot("Pull directives", "services", c.PullRequest, c.PullAnswer, 200, ())
@@ -89,6 +107,7 @@ def hot_paths() -> dict[str, Any]:
     ]
     pull["post"]["requestBody"]["required"] = False
     return {
+        "/v1/jobs/{job_id}": _get_job(),
         "/v1/commands": _hot("Submit a command", "commands", c.CommandEnvelope, c.Accepted, 202, (409, 429)),
         "/v1/commands:batch": _hot("Submit commands", "commands", c.CommandBatch, c.BatchAnswer, 200, ()),
         "/v1/callbacks/ack": _hot("Acknowledge", "callbacks", c.AckCallback, c.CallbackAnswer, 200, (404, 409)),

@@ -23,7 +23,6 @@ from lucius.wiring import Runtime
 router = APIRouter()
 
 T = TypeVar("T")
-MAX_WAIT = 60.0
 MAX_STREAMS = 500
 QUIET_SECONDS = 15.0
 _encode = msgspec.json.Encoder().encode
@@ -41,24 +40,24 @@ def ok(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type="application/json")
 
 
-def runtime_of(request: Request) -> Runtime:
+async def runtime_of(request: Request) -> Runtime:  # async, or FastAPI would run it in a thread
     runtime: Runtime | None = request.app.state.runtime
     if runtime is None:
         raise Rejected(RejectCode.NOT_READY, "the server is starting or stopping", retry_after_seconds=1)
     return runtime
 
 
-def principal_of(request: Request) -> Principal:
+async def principal_of(request: Request) -> Principal:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return runtime_of(request).auth.authenticate(key.strip() if scheme.lower() == "bearer" else None)
+    return (await runtime_of(request)).auth.authenticate(key.strip() if scheme.lower() == "bearer" else None)
 
 
-def reader(principal: Annotated[Principal, Depends(principal_of)]) -> Principal:
+async def reader(principal: Annotated[Principal, Depends(principal_of)]) -> Principal:
     principal.require("read")
     return principal
 
 
-def operator(principal: Annotated[Principal, Depends(principal_of)]) -> Principal:
+async def operator(principal: Annotated[Principal, Depends(principal_of)]) -> Principal:
     principal.require("operate")
     return principal
 
@@ -71,7 +70,7 @@ Wired = Annotated[Runtime, Depends(runtime_of)]
 
 async def body_of(request: Request, kind: type[T]) -> T:
     """A small JSON body, or nothing for its defaults."""
-    limit = runtime_of(request).settings.max_body_bytes
+    limit = (await runtime_of(request)).settings.max_body_bytes
     raw = b""
     async for chunk in request.stream():
         raw += chunk
@@ -129,14 +128,6 @@ def _instant(text: str | None) -> int | None:
         return parse_timestamp(text) if text else None
     except (ValueError, OverflowError) as error:
         raise Rejected(RejectCode.INVALID_QUERY, f"created_after: {error}") from None
-
-
-@router.get("/v1/jobs/{job_id}", tags=["jobs"], **answers(contract.JobView, 401, 403, 404, 422))
-async def get_job(
-    job_id: str, who: Reader, runtime: Wired, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0
-) -> Response:
-    """`wait` answers as soon as the job has ended, or after that many seconds with what there is."""
-    return ok(await runtime.queries.job(job_id, who, wait))
 
 
 @router.get("/v1/jobs/{job_id}/steps", tags=["jobs"], **answers(contract.StepList, 401, 403, 404))
