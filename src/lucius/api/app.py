@@ -67,7 +67,7 @@ def _refuse_with_problems(app: FastAPI) -> None:
     def respond(request: Request, rejected: Rejected) -> Response:
         runtime: Runtime | None = request.app.state.runtime
         if runtime is not None:
-            runtime.metrics.refusals.labels(rejected.code).inc()
+            runtime.metrics.refusals(rejected.code).inc()
         body = encode_problem(rejected)
         return Response(body, STATUS[rejected.code], headers=problem_headers(rejected), media_type=MEDIA_TYPE)
 

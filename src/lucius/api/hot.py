@@ -118,7 +118,7 @@ class HotRoutes:
 
     def _refuse(self, rejected: Rejected) -> Answer:
         if runtime := self._runtime():
-            runtime.metrics.refusals.labels(rejected.code).inc()
+            runtime.metrics.refusals(rejected.code).inc()
         extra = [(name.encode(), value.encode()) for name, value in problem_headers(rejected).items()]
         return STATUS[rejected.code], encode_problem(rejected), (PROBLEM, *extra)
 
@@ -196,7 +196,7 @@ class HotRoutes:
             outcome = ledger_refusal(outcome)
         if isinstance(outcome, Rejected):
             if runtime := self._runtime():
-                runtime.metrics.refusals.labels(outcome.code).inc()
+                runtime.metrics.refusals(outcome.code).inc()
             return {"status_code": STATUS[outcome.code], **msgspec.to_builtins(problem(outcome))}
         if isinstance(outcome, BaseException):
             raise outcome

@@ -1,5 +1,7 @@
 """Prometheus metrics. Labels are small sets: request types, services, causes; never tenants or jobs."""
 
+from typing import Generic, TypeVar
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from lucius.core.decision import Decision
@@ -13,39 +15,49 @@ BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FLUSH_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
 
 
+T = TypeVar("T", Counter, Histogram)
+
+
+class Children(Generic[T]):
+    """A metric's children by their labels. The library's own look-up costs more than counting does."""
+
+    def __init__(self, metric: T) -> None:
+        self._metric: T = metric
+        self._children: dict[tuple[str, ...], T] = {}
+
+    def __call__(self, *labels: str) -> T:
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = self._metric.labels(*labels)
+        return child
+
+
 class Metrics:
     def __init__(self, reader: Reader, clock: Clock) -> None:
         self._reader = reader
         self._clock = clock
         self.registry = registry = CollectorRegistry()
-        self.accepted = Counter("lucius_jobs_accepted", "Jobs accepted", ["request_type"], registry=registry)
-        self.ended = Counter("lucius_jobs_ended", "Jobs ended", ["request_type", "outcome"], registry=registry)
-        self.job_seconds = Histogram(
-            "lucius_job_seconds",
-            "From acceptance to the end",
-            ["request_type"],
-            buckets=STEP_BUCKETS,
-            registry=registry,
+
+        def counter(name: str, what: str, *labels: str) -> Children[Counter]:
+            return Children(Counter(name, what, labels, registry=registry))
+
+        def histogram(name: str, what: str, buckets: tuple[float, ...], *labels: str) -> Children[Histogram]:
+            return Children(Histogram(name, what, labels, buckets=buckets, registry=registry))
+
+        self.accepted = counter("lucius_jobs_accepted", "Jobs accepted", "request_type")
+        self.ended = counter("lucius_jobs_ended", "Jobs ended", "request_type", "outcome")
+        self.retries = counter("lucius_step_retries", "Retries scheduled", "service", "cause")
+        self.callbacks = counter("lucius_callbacks", "Callbacks", "type", "disposition")
+        self.sweeps = counter("lucius_sweeper_actions", "Jobs moved by the sweeper", "action")
+        self.loop_failures = counter("lucius_loop_failures", "Failed turns of a loop", "loop")
+        self.refusals = counter("lucius_refusals", "Requests refused", "code")
+        self.job_seconds = histogram("lucius_job_seconds", "Acceptance to end", STEP_BUCKETS, "request_type")
+        self.step_seconds = histogram(
+            "lucius_step_seconds", "From an attempt's hand-over to its end", STEP_BUCKETS, "service", "outcome"
         )
-        self.step_seconds = Histogram(
-            "lucius_step_seconds",
-            "From an attempt's hand-over to its end",
-            ["service", "outcome"],
-            buckets=STEP_BUCKETS,
-            registry=registry,
+        self.dispatch_lag = histogram(
+            "lucius_dispatch_lag_seconds", "From an attempt being recorded to its hand-over", LAG_BUCKETS, "service"
         )
-        self.retries = Counter("lucius_step_retries", "Retries scheduled", ["service", "cause"], registry=registry)
-        self.callbacks = Counter("lucius_callbacks", "Callbacks", ["type", "disposition"], registry=registry)
-        self.dispatch_lag = Histogram(
-            "lucius_dispatch_lag_seconds",
-            "From an attempt being recorded to its hand-over",
-            ["service"],
-            buckets=LAG_BUCKETS,
-            registry=registry,
-        )
-        self.sweeps = Counter("lucius_sweeper_actions", "Jobs moved by the sweeper", ["action"], registry=registry)
-        self.loop_failures = Counter("lucius_loop_failures", "Failed turns of a loop", ["loop"], registry=registry)
-        self.refusals = Counter("lucius_refusals", "Requests refused", ["code"], registry=registry)
         self.batch = Histogram(
             "lucius_commit_batch_size", "Decisions that shared a commit", buckets=BATCH_BUCKETS, registry=registry
         )
@@ -59,23 +71,23 @@ class Metrics:
         """Count what a durable decision did."""
         job = decision.job
         if decision.creates:
-            self.accepted.labels(job.command.request_type).inc()
+            self.accepted(job.command.request_type).inc()
         if job.status in TERMINAL_JOB and job.completed_at == job.updated_at and decision.counters:
-            self.ended.labels(job.command.request_type, job.status).inc()
-            self.job_seconds.labels(job.command.request_type).observe((job.updated_at - job.created_at) / 1000)
+            self.ended(job.command.request_type, job.status).inc()
+            self.job_seconds(job.command.request_type).observe((job.updated_at - job.created_at) / 1000)
         services = {step.step_id: step.service for step in decision.steps}
         for event in decision.events:
             if event.type == "STEP_RETRY_SCHEDULED":
-                self.retries.labels(services[event.step_id or ""], event.data["cause"]).inc()
+                self.retries(services[event.step_id or ""], event.data["cause"]).inc()
             elif event.type.startswith("CALLBACK_"):
-                self.callbacks.labels(event.type.removeprefix("CALLBACK_"), event.data["disposition"]).inc()
+                self.callbacks(event.type.removeprefix("CALLBACK_"), event.data["disposition"]).inc()
         self._attempts(decision, services)
 
     def _attempts(self, decision: Decision, services: dict[str, str]) -> None:
         for step in decision.steps:
             handed_over = step.attempt.handed_over_at
             if handed_over == decision.job.updated_at and step.attempt.ended_at is None:
-                self.dispatch_lag.labels(step.service).observe((handed_over - step.attempt.created_at) / 1000)
+                self.dispatch_lag(step.service).observe((handed_over - step.attempt.created_at) / 1000)
         for ended in decision.attempts:
             attempt = ended.attempt
             if attempt.handed_over_at is None or attempt.ended_at is None or attempt.outcome is None:
@@ -83,17 +95,17 @@ class Metrics:
             if attempt.outcome in (AttemptOutcome.WITHDRAWN, AttemptOutcome.REPAIRED):
                 continue
             seconds = (attempt.ended_at - attempt.handed_over_at) / 1000
-            self.step_seconds.labels(services.get(ended.step_id, "?"), attempt.outcome).observe(seconds)
+            self.step_seconds(services.get(ended.step_id, "?"), attempt.outcome).observe(seconds)
 
     def flushed(self, size: int, seconds: float) -> None:
         self.batch.observe(size)
         self.flush.observe(seconds)
 
     def swept(self, action: str) -> None:
-        self.sweeps.labels(action).inc()
+        self.sweeps(action).inc()
 
     def loop_failed(self, loop: str) -> None:
-        self.loop_failures.labels(loop).inc()
+        self.loop_failures(loop).inc()
 
     async def render(self) -> bytes:
         """The exposition text, with the gauges read from the ledger now."""

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from weakref import WeakValueDictionary
 
 from lucius.core.decide import decide_all
 from lucius.core.decision import Decision, Env
@@ -15,6 +14,14 @@ from lucius.service.errors import RejectCode, Rejected
 MAX_CONFLICTS = 20
 
 
+class _Turn:
+    __slots__ = ("lock", "takers")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.takers = 0
+
+
 class Jobs:
     """Applies inputs to jobs. Inputs for one job take turns here; across replicas the version guards."""
 
@@ -22,15 +29,21 @@ class Jobs:
         self._ledger = ledger
         self._clock = clock
         self._env = env
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns: dict[str, _Turn] = {}
 
     async def apply(self, job_id: str, inputs: Sequence[Input], step_id: str | None = None) -> Decision:
         """One durable decision over these inputs. Raises Rejected for an unknown job, LimitReached for a cap."""
         turn = self._turns.get(job_id)
         if turn is None:
-            turn = self._turns[job_id] = asyncio.Lock()
-        async with turn:
-            return await self._apply(job_id, inputs, step_id)
+            turn = self._turns[job_id] = _Turn()
+        turn.takers += 1
+        try:
+            async with turn.lock:
+                return await self._apply(job_id, inputs, step_id)
+        finally:
+            turn.takers -= 1
+            if not turn.takers:
+                del self._turns[job_id]
 
     async def _apply(self, job_id: str, inputs: Sequence[Input], step_id: str | None) -> Decision:
         for conflicts in range(MAX_CONFLICTS):

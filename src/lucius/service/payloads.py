@@ -65,7 +65,7 @@ class Payloads:
 
     def _compiled(self, protocol: Protocol) -> _Compiled:
         compiled = self._by_id.get(id(protocol))
-        if compiled is not None and compiled.protocol is protocol:
+        if compiled is not None:
             return compiled
         address = digest(protocol)
         known = self._by_digest.get(address)

@@ -1,12 +1,19 @@
 """Instants on the wire: RFC 3339, UTC, milliseconds."""
 
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from lucius.core.model import Instant
 
 
 def timestamp(at: Instant) -> str:
-    return datetime.fromtimestamp(at // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{at % 1000:03d}Z"
+    return f"{_second(at // 1000)}.{at % 1000:03d}Z"
+
+
+@lru_cache(maxsize=4096)
+def _second(seconds: int) -> str:
+    """Formatting costs more than remembering, and what is shown is mostly from the last minutes."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def timestamp_or_none(at: Instant | None) -> str | None:
