@@ -66,6 +66,10 @@ def test_null_members_count_as_absent_everywhere() -> None:
     assert envelope.callback_urls.job == "https://x/y"
 
 
+def test_null_members_of_an_otherwise_good_payload_are_dropped_too() -> None:
+    assert decode(payload={"ocr": {"language": "en", "dpi": None}}).payload == {"ocr": {"language": "en"}}
+
+
 @pytest.mark.parametrize("field", REQUIRED)
 def test_a_required_field_that_is_null_is_missing(field: str) -> None:
     refused = refusal({**GOOD, field: None})
@@ -168,6 +172,12 @@ def test_deep_nesting_is_refused_and_breaks_nothing(depth: int, opening: str, cl
     refused = refusal(body)
     assert refused.code is RejectCode.INVALID_ENVELOPE
     assert "nested deeper" in refused.detail
+
+
+def test_deep_nesting_is_refused_in_a_command_that_is_wrong_anyway() -> None:
+    for depth in range(100, 1000, 50):
+        body = json.dumps({**GOOD, "unknown": "HERE"}).replace('"HERE"', '{"a":' * depth + "1" + "}" * depth)
+        assert "nested deeper" in refusal(body.encode()).detail
 
 
 def test_a_wide_payload_is_not_mistaken_for_a_deep_one() -> None:

@@ -326,9 +326,23 @@ def test_a_schema_from_a_file_is_put_in_place_and_its_change_is_taken_over(tmp_p
 
 @pytest.mark.parametrize("name", ["../secret.yaml", "/etc/passwd", "schemas/../../x.yaml", "a.yaml", "schemas/no.yaml"])
 def test_a_schema_file_lies_in_the_schemas_folder_beside_the_protocol(tmp_path: Path, name: str) -> None:
+    (tmp_path / "schemas").mkdir()
+    for other in ("secret.yaml", "passwd", "x.yaml", "a.yaml"):
+        (tmp_path / "schemas" / other).write_text("type: object")
     refused = refusal(tmp_path, included(name))
     assert refused.line == 8
     assert "schemas/x.yaml" in refused.reason or "there is no file" in refused.reason
+
+
+def test_a_schema_never_reaches_outside_for_another(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    refused = refusal(tmp_path, included(f"{{$ref: 'file://{tmp_path}/other.json'}}"))
+    assert "is not a JSON Schema" in refused.reason
+
+
+def test_a_date_in_yaml_is_plain_text(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(GOOD + "title: 2024-01-01\n")
+    assert read_protocol(tmp_path / "x.yaml").title == "2024-01-01"
 
 
 def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
