@@ -49,10 +49,14 @@ def canonical(value: dict[str, Any]) -> bytes:
         encoded = _encode_sorted(value)
     except (UnicodeEncodeError, RecursionError):  # a lone surrogate, or nesting that the slow way explains
         return _canonical_slow(value)
-    # In ASCII, msgspec's order of keys (by code point) and RFC 8785's (by UTF-16 unit) are the same.
-    if encoded.isascii() and b"null" not in encoded and _DOUBTFUL_NUMBER.search(encoded) is None:
+    if b"null" not in encoded and _keys_in_order(encoded) and _DOUBTFUL_NUMBER.search(encoded) is None:
         return encoded
     return _canonical_slow(value)
+
+
+def _keys_in_order(encoded: bytes) -> bool:
+    """msgspec sorts keys by code point and RFC 8785 by UTF-16 unit: the same, unless a character takes four bytes."""
+    return encoded.isascii() or max(encoded) < 0xF0
 
 
 def _canonical_slow(value: dict[str, Any]) -> bytes:
