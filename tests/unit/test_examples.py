@@ -1,0 +1,25 @@
+"""Every example in the docs is a file that works."""
+
+from pathlib import Path
+
+import pytest
+
+from lucius.adapters.config_file import read_config
+from lucius.adapters.protocols_dir import ProtocolsDir, read_protocol
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "protocols").glob("*.yaml")), ids=lambda path: path.name)
+def test_an_example_protocol_is_valid(path: Path) -> None:
+    assert read_protocol(path).steps
+
+
+def test_a_folder_with_the_example_adds_its_request_type_to_the_shipped_ones() -> None:
+    source = ProtocolsDir(EXAMPLES / "protocols")
+    assert source.problems() == ()
+    assert {protocol.request_type for protocol in source.list()} >= {"INVOICE", "OCR", "OCR_EMBEDDING_SIS"}
+
+
+def test_the_example_config_is_valid() -> None:
+    assert read_config(EXAMPLES / "lucius.yaml").api_keys
