@@ -17,6 +17,7 @@ class Hub:
         self._pulls: dict[str, deque[asyncio.Future[None]]] = {}
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self.relay = asyncio.Event()
+        self.closed = False
         self.observers: list[Callable[[Decision], None]] = []
 
     def committed(self, decision: Decision) -> None:
@@ -43,7 +44,9 @@ class Hub:
                 return
 
     async def wait_for_row(self, service: str, seconds: float) -> bool:
-        """True when a row of the service may have become ready, False when the time is over."""
+        """True when a row of the service may have become ready, False when the time is over or we are closed."""
+        if self.closed:
+            return False
         future = asyncio.get_running_loop().create_future()
         waiting = self._pulls.setdefault(service, deque())
         waiting.append(future)
@@ -55,7 +58,7 @@ class Hub:
         finally:
             if future in waiting:
                 waiting.remove(future)
-        return True
+        return not self.closed
 
     def wake_next(self, service: str) -> None:
         """Pass a wake-up on that this pull could not use up."""
@@ -75,6 +78,7 @@ class Hub:
 
     def close(self) -> None:
         """Let everyone who waits go, so that a server can stop."""
+        self.closed = True
         for waiting in self._pulls.values():
             for future in waiting:
                 if not future.done():

@@ -38,10 +38,10 @@ class Queries:
         changed = self._hub.watch(job_id)
         try:
             async with asyncio.timeout(seconds):
-                while view.job.live:
+                while view.job.live and not self._hub.closed:
                     changed.clear()
                     view = await self._view(job_id, who)
-                    if view.job.live:
+                    if view.job.live and not self._hub.closed:
                         await changed.wait()
         except TimeoutError:
             pass
@@ -89,7 +89,7 @@ class Queries:
     async def follow(
         self, job_id: str, who: Principal, after: int, quiet_seconds: float
     ) -> AsyncIterator[EventView | None]:
-        """Events as they happen, until the job has ended. None is a sign of life after a quiet while."""
+        """Events as they happen, until the job has ended or we stop. None is a sign of life after a quiet while."""
         changed = self._hub.watch(job_id)
         try:
             while True:
@@ -100,7 +100,7 @@ class Queries:
                     yield event_view(event)
                 if after < view.job.event_seq:
                     continue
-                if not view.job.live:
+                if not view.job.live or self._hub.closed:
                     return
                 try:
                     async with asyncio.timeout(quiet_seconds):
