@@ -14,7 +14,7 @@ from lucius.adapters.sqlite.schema import MIGRATIONS, Migration
 from lucius.adapters.sqlite.store import Store
 from lucius.core.decide import counted
 from lucius.core.decision import Decision
-from lucius.ports.errors import LedgerBusy
+from lucius.ports.errors import LedgerBusy, LedgerFull
 from lucius.ports.ledger import IdempotencyRow
 
 log = structlog.get_logger()
@@ -79,17 +79,20 @@ class SqliteLedger(GroupCommit, SqliteReader):
             steps = [step for step in (rows.step(body) for (body,) in bodies) if step.step_id in job.active]
             for name, n in counted(job, steps).items():
                 actual[name] = actual.get(name, 0) + n
+        if actual != self._mirror.counters:
+            self._repair_counters(actual)
+
+    def _repair_counters(self, actual: dict[str, int]) -> None:
         stored = self._mirror.counters
-        if actual != stored:
-            wrong = sorted(name for name in actual.keys() | stored.keys() if actual.get(name) != stored.get(name))
-            log.warning("ledger.counters_repaired", path=str(self._store.path), counters=wrong)
-            self._store.write(
-                [
-                    ("DELETE FROM counters WHERE name = ?", [(name,) for name in stored]),
-                    ("INSERT INTO counters (name, value) VALUES (?, ?)", list(actual.items())),
-                ]
-            )
-            self._mirror.counters = actual
+        wrong = sorted(name for name in actual.keys() | stored.keys() if actual.get(name) != stored.get(name))
+        log.warning("ledger.counters_repaired", path=str(self._store.path), counters=wrong)
+        self._mirror.counters = actual
+        forget = ("DELETE FROM counters WHERE name = ?", [(name,) for name in stored])
+        count = ("INSERT INTO counters (name, value) VALUES (?, ?)", list(actual.items()))
+        try:
+            self._store.write([forget, count])
+        except LedgerFull:  # a full disk must not keep anyone from opening the ledger; the next start repairs it
+            log.warning("ledger.counters_not_saved", path=str(self._store.path))
 
 
 def _refusal(batch: Batch, decision: Decision) -> Exception | None:
