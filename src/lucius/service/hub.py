@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from lucius.core.decision import Decision
 from lucius.core.model import OutboxStatus
@@ -16,7 +17,9 @@ class Hub:
     def __init__(self) -> None:
         self._pulls: dict[str, deque[asyncio.Future[None]]] = {}
         self._watchers: dict[str, set[asyncio.Event]] = {}
+        self._enders: dict[str, set[asyncio.Event]] = {}
         self.relay = asyncio.Event()
+        self.closed = False
         self.closed = False
         self.observers: list[Callable[[Decision], None]] = []
 
@@ -31,6 +34,9 @@ class Hub:
                 self.relay.set()
         for event in self._watchers.get(decision.job.job_id, ()):
             event.set()
+        if not decision.job.live:
+            for event in self._enders.get(decision.job.job_id, ()):
+                event.set()
         for observe in self.observers:
             observe(decision)
 
@@ -64,25 +70,36 @@ class Hub:
         """Pass a wake-up on that this pull could not use up."""
         self._wake_pull(service)
 
-    def watch(self, job_id: str) -> asyncio.Event:
-        event = asyncio.Event()
-        self._watchers.setdefault(job_id, set()).add(event)
-        return event
+    @contextmanager
+    def watch(self, job_id: str) -> Iterator[asyncio.Event]:
+        """An event that is set by every change of the job."""
+        yield from _registered(self._watchers, job_id)
 
-    def unwatch(self, job_id: str, event: asyncio.Event) -> None:
-        watchers = self._watchers.get(job_id)
-        if watchers is not None:
-            watchers.discard(event)
-            if not watchers:
-                del self._watchers[job_id]
+    @contextmanager
+    def watch_end(self, job_id: str) -> Iterator[asyncio.Event]:
+        """An event that is set once the job has ended."""
+        yield from _registered(self._enders, job_id)
 
     def close(self) -> None:
         """Let everyone who waits go, so that a server can stop."""
+        self.closed = True
         self.closed = True
         for waiting in self._pulls.values():
             for future in waiting:
                 if not future.done():
                     future.set_result(None)
-        for watchers in self._watchers.values():
+        for watchers in (*self._watchers.values(), *self._enders.values()):
             for event in watchers:
                 event.set()
+
+
+def _registered(watchers: dict[str, set[asyncio.Event]], job_id: str) -> Iterator[asyncio.Event]:
+    event = asyncio.Event()
+    events = watchers.setdefault(job_id, set())
+    events.add(event)
+    try:
+        yield event
+    finally:
+        events.discard(event)
+        if not events:
+            watchers.pop(job_id, None)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from msgspec.structs import asdict, replace
 
@@ -35,19 +36,14 @@ class Queries:
 
     async def _await_end(self, view: JobView, who: Principal, seconds: float) -> JobView:
         job_id = view.job.job_id
-        changed = self._hub.watch(job_id)
-        try:
-            async with asyncio.timeout(seconds):
-                while view.job.live and not self._hub.closed:
-                    changed.clear()
-                    view = await self._view(job_id, who)
-                    if view.job.live and not self._hub.closed:
-                        await changed.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self._hub.unwatch(job_id, changed)
-        return await self._view(job_id, who)
+        with self._hub.watch_end(job_id) as ended:
+            view = await self._view(job_id, who)  # it may have ended before we watched
+            if view.job.live and not self._hub.closed:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await ended.wait()
+                view = await self._view(job_id, who)
+        return view
 
     async def jobs(
         self, who: Principal, where: JobFilter, limit: int, cursor: str | None
@@ -90,8 +86,7 @@ class Queries:
         self, job_id: str, who: Principal, after: int, quiet_seconds: float
     ) -> AsyncIterator[EventView | None]:
         """Events as they happen, until the job has ended or we stop. None is a sign of life after a quiet while."""
-        changed = self._hub.watch(job_id)
-        try:
+        with self._hub.watch(job_id) as changed:
             while True:
                 changed.clear()
                 view = await self._view(job_id, who)
@@ -107,8 +102,6 @@ class Queries:
                         await changed.wait()
                 except TimeoutError:
                     yield None
-        finally:
-            self._hub.unwatch(job_id, changed)
 
     async def require(self, job_id: str, who: Principal) -> None:
         await self._view(job_id, who)
