@@ -43,6 +43,11 @@ class Call(msgspec.Struct):
     key: str
     body: bytes
     query: bytes
+    receive: Receive
+
+    def hung_up(self) -> asyncio.Future[Any]:
+        """Done when the client is gone: after the body, that is all there is to receive."""
+        return asyncio.ensure_future(self.receive())
 
 
 class _CommandBatch(msgspec.Struct, forbid_unknown_fields=True):
@@ -108,7 +113,7 @@ class HotRoutes:
         settings = self._ready().settings
         key, declared = _read_headers(scope["headers"])
         limit = settings.max_batch_bytes if is_batch else settings.max_body_bytes
-        return await handler(Call(key, await _read_body(receive, limit, declared), scope["query_string"]))
+        return await handler(Call(key, await _read_body(receive, limit, declared), scope["query_string"], receive))
 
     def _ready(self) -> Runtime:
         runtime = self._runtime()
@@ -217,7 +222,7 @@ class HotRoutes:
             runtime.auth.authenticate(call.key).require_service(service)
             request = _decode(call.body, _decode_pull, RejectCode.INVALID_QUERY) if call.body else PullRequest()
             lanes = frozenset(request.lanes) if request.lanes is not None else None
-            directives = await runtime.dispatcher.pull(service, request.max, request.wait_seconds, lanes)
+            directives = await runtime.dispatcher.pull(service, request.max, request.wait_seconds, lanes, call.hung_up)
             return 200, _encode(PullAnswer(directives)), (JSON,)
 
         return handle

@@ -5,7 +5,8 @@ service's un-ACKed directives, and over it a row simply stays PENDING.
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import structlog
 
@@ -48,23 +49,42 @@ class Dispatcher:
         self._taken: set[str] = set()
 
     async def pull(
-        self, service: str, limit: int, wait_seconds: float, lanes: frozenset[int] | None = None
+        self,
+        service: str,
+        limit: int,
+        wait_seconds: float,
+        lanes: frozenset[int] | None = None,
+        gone: Callable[[], asyncio.Future[Any]] | None = None,
     ) -> list[Directive]:
-        """Directives for a service, handed over durably before they are answered. Waits for the first one."""
+        """Directives for a service, handed over durably before they are answered. Waits for the first one.
+
+        `gone` makes a future that is done once the puller hung up: handing over to nobody would cost an attempt.
+        """
+        seen = self._hub.arrivals(service)
+        directives = await self._hand_out(service, limit, lanes)
+        if directives or wait_seconds <= 0:
+            return directives
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
-        while True:
-            rows = await self.take(service, limit, lanes)
-            try:
-                given = await asyncio.gather(*(self._give(row) for row in rows))
-            finally:
-                self.put_back(rows)
-            directives = [directive for directive in given if directive is not None]
-            remaining = deadline - loop.time()
-            if directives or remaining <= 0:
-                return directives
-            if not await self._hub.wait_for_row(service, remaining):
-                return []
+        hung_up = gone() if gone else None
+        try:
+            while not directives and (remaining := deadline - loop.time()) > 0:
+                if not await self._hub.wait_for_row(service, remaining, seen, lanes, hung_up):
+                    break
+                seen = self._hub.arrivals(service)
+                directives = await self._hand_out(service, limit, lanes)
+        finally:
+            if hung_up is not None:
+                hung_up.cancel()
+        return directives
+
+    async def _hand_out(self, service: str, limit: int, lanes: frozenset[int] | None) -> list[Directive]:
+        rows = await self.take(service, limit, lanes)
+        try:
+            given = await asyncio.gather(*(self._give(row) for row in rows))
+        finally:
+            self.put_back(rows)
+        return [directive for directive in given if directive is not None]
 
     async def take(self, service: str | None, limit: int, lanes: frozenset[int] | None = None) -> list[OutboxRow]:
         """PENDING rows that nobody else in this process is handing over right now."""
@@ -120,6 +140,7 @@ class Dispatcher:
         try:
             decision = await self._jobs.apply(row.job_id, (happened,), row.step_id)
         except LimitReached:
+            self._hub.hold(row.service)
             return None
         except Rejected as rejected:
             if rejected.code is not RejectCode.JOB_NOT_FOUND:

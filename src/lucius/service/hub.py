@@ -1,9 +1,11 @@
 """Wakes whoever waits for a commit: pulls, the relay, and those who watch a job. Nothing here polls."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from msgspec import Struct
 
 from lucius.core.decision import Decision
 from lucius.core.model import OutboxStatus
@@ -11,27 +13,31 @@ from lucius.core.model import OutboxStatus
 UNACKED = "unacked/"
 
 
+class _Waiter(Struct, eq=False):
+    woken: asyncio.Future[None]
+    lanes: frozenset[int] | None
+
+
 class Hub:
     """Told of every durable decision, it wakes the waiters that it concerns."""
 
     def __init__(self) -> None:
-        self._pulls: dict[str, deque[asyncio.Future[None]]] = {}
+        self._pulls: dict[str, list[_Waiter]] = {}
+        self._held: set[str] = set()
+        self._arrivals: dict[str, int] = {}
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._enders: dict[str, set[asyncio.Event]] = {}
         self.relay = asyncio.Event()
-        self.closed = False
         self.closed = False
         self.observers: list[Callable[[Decision], None]] = []
 
     def committed(self, decision: Decision) -> None:
         for row in decision.outbox:
             if row.status is OutboxStatus.PENDING and row.next_attempt_at is None:
-                self._wake_pull(row.service)
+                self._wake_pull(row.service, row.lane)
                 self.relay.set()
-        for counter, move in decision.counters.items():
-            if move < 0 and counter.startswith(UNACKED):
-                self._wake_pull(counter.removeprefix(UNACKED))
-                self.relay.set()
+        if self._held:
+            self._let_go(decision)
         for event in self._watchers.get(decision.job.job_id, ()):
             event.set()
         if not decision.job.live:
@@ -40,35 +46,65 @@ class Hub:
         for observe in self.observers:
             observe(decision)
 
-    def _wake_pull(self, service: str) -> None:
+    def _wake_pull(self, service: str, lane: int) -> None:
         """One new row needs one pull: waking all of them would make each look in vain."""
-        waiting = self._pulls.get(service)
-        while waiting:
-            future = waiting.popleft()
-            if not future.done():
-                future.set_result(None)
+        self._arrivals[service] = self.arrivals(service) + 1
+        for waiter in self._pulls.get(service, ()):
+            if not waiter.woken.done() and (waiter.lanes is None or lane in waiter.lanes):
+                waiter.woken.set_result(None)
                 return
 
-    async def wait_for_row(self, service: str, seconds: float) -> bool:
-        """True when a row of the service may have become ready, False when the time is over or we are closed."""
+    def arrivals(self, service: str) -> int:
+        """Grows whenever there may be something to pull. Read it before looking, and nothing slips in between."""
+        return self._arrivals.get(service, 0)
+
+    def hold(self, service: str) -> None:
+        """The service is at its cap: rows that wait are worth a look when one of its directives is picked up."""
+        self._held.add(service)
+
+    def _let_go(self, decision: Decision) -> None:
+        for counter, move in decision.counters.items():
+            service = counter.removeprefix(UNACKED)
+            if move < 0 and counter.startswith(UNACKED) and service in self._held:
+                self._held.discard(service)
+                self._wake_all(service)
+                self.relay.set()
+
+    def _wake_all(self, service: str) -> None:
+        self._arrivals[service] = self.arrivals(service) + 1
+        for waiter in self._pulls.get(service, ()):
+            if not waiter.woken.done():
+                waiter.woken.set_result(None)
+
+    async def wait_for_row(
+        self,
+        service: str,
+        seconds: float,
+        seen: int,
+        lanes: frozenset[int] | None = None,
+        gone: asyncio.Future[Any] | None = None,
+    ) -> bool:
+        """True when a row may have become ready since `seen` arrivals.
+
+        False when the time is over, the puller is gone or we are closed.
+        """
         if self.closed:
             return False
-        future = asyncio.get_running_loop().create_future()
-        waiting = self._pulls.setdefault(service, deque())
-        waiting.append(future)
+        if self.arrivals(service) != seen:
+            return True
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), lanes)
+        waiting = self._pulls.setdefault(service, [])
+        waiting.append(waiter)
+        took_it = False
         try:
-            async with asyncio.timeout(seconds):
-                await future
-        except TimeoutError:
-            return False
+            watched = (waiter.woken,) if gone is None else (waiter.woken, gone)
+            await asyncio.wait(watched, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            took_it = waiter.woken.done() and not self.closed and (gone is None or not gone.done())
         finally:
-            if future in waiting:
-                waiting.remove(future)
-        return not self.closed
-
-    def wake_next(self, service: str) -> None:
-        """Pass a wake-up on that this pull could not use up."""
-        self._wake_pull(service)
+            waiting.remove(waiter)
+            if waiter.woken.done() and not took_it:
+                self._wake_all(service)  # a wake-up that nobody uses must not be lost
+        return took_it
 
     @contextmanager
     def watch(self, job_id: str) -> Iterator[asyncio.Event]:
@@ -83,11 +119,8 @@ class Hub:
     def close(self) -> None:
         """Let everyone who waits go, so that a server can stop."""
         self.closed = True
-        self.closed = True
-        for waiting in self._pulls.values():
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+        for service in self._pulls:
+            self._wake_all(service)
         for watchers in (*self._watchers.values(), *self._enders.values()):
             for event in watchers:
                 event.set()
