@@ -80,6 +80,9 @@ class Runtime:
         puller = asyncio.create_task(self._pull_forever())
         try:
             await _first_of(asyncio.wait({puller}), self._stopping.wait())
+        except asyncio.CancelledError:
+            self._hurry.set()
+            raise
         finally:
             self._stopping.set()
             refused = await _end(puller)
@@ -89,8 +92,7 @@ class Runtime:
 
     async def _pull_forever(self) -> None:
         failures = 0
-        while True:
-            room = await self._wait_for_room()
+        while (room := await self._wait_for_room()) and not self._stopping.is_set():
             asked = self._timing.now()
             try:
                 directives = await self._consumer.pull(min(room, MOST_PER_PULL), self._options.wait_seconds)
@@ -150,8 +152,8 @@ class Runtime:
 
     def _reported(self, directive: Directive, delivery: Delivery) -> None:
         match delivery:
-            case Delivered(disposition):
-                log.debug("result taken", disposition=disposition, **names_of(directive))
+            case Delivered():
+                pass
             case Refused(status, code) if status in MALFORMED:
                 # Silence would hold the job until the lease ends, and a retry would be refused again.
                 reason = never("RESULT_REFUSED", f"the orchestrator refused the result: {status} {code}")

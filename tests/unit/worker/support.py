@@ -102,7 +102,7 @@ class _ManualTimer:
 async def until(condition: Callable[[], bool]) -> None:
     """Let everything else run until it is so."""
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event, and time may stand still
             await asyncio.sleep(0)
 
 
@@ -117,7 +117,9 @@ class FakeOrchestrator:
         self.whole_answers: deque[web.Response] = deque()
         self.pull_answers: deque[web.Response] = deque()
         self.answer: Callable[[Item], Item] = lambda _: {"status": 200, "disposition": "APPLIED"}
+        self.got_result = asyncio.Event()
         self.url = ""
+        self.port = 0
         self._changed = asyncio.Event()
         self._runner: web.AppRunner | None = None
 
@@ -136,18 +138,14 @@ class FakeOrchestrator:
         self._runner = web.AppRunner(app, shutdown_timeout=0)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        self.port = int(self._runner.addresses[0][1])
         self.url = f"http://127.0.0.1:{self.port}"
-
-    @property
-    def port(self) -> int:
-        assert self._runner is not None
-        return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
         if self._runner is not None:
-            self._changed.set()
-            await self._runner.cleanup()
-            self._runner = None
+            runner, self._runner = self._runner, None
+            self._changed.set()  # long polls end
+            await runner.cleanup()
 
     def offer(self, *directives: Directive) -> None:
         self.directives.extend(directives)
@@ -159,15 +157,20 @@ class FakeOrchestrator:
         if self.whole_answers:
             self.requests.append([])
             return self.whole_answers.popleft()
-        self.requests.append(items)
+        self._record(items)
         return web.json_response({"results": [self.answer(item) for item in items]})
 
     async def _single(self, request: web.Request) -> web.Response:
         item = {"type": request.match_info["kind"], **(await request.json())}
         self.bearers.append(request.headers.get("Authorization"))
-        self.requests.append([item])
+        self._record([item])
         answer = self.answer(item)
         return web.json_response(answer, status=answer["status"])
+
+    def _record(self, items: list[Item]) -> None:
+        self.requests.append(items)
+        if any(item["type"] == "result" for item in items):
+            self.got_result.set()
 
     async def _pull(self, request: web.Request) -> web.Response:
         asked = await request.json()

@@ -1,0 +1,237 @@
+"""One suite for every bus, from a consumer's side: what a service may rely on whichever bus it is on."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from aiohttp import web
+
+from lucius.adapters.bus_local import LocalConsumer, PullRefused
+from lucius.adapters.bus_memory import MemoryBus
+from lucius.contract import Directive
+from lucius.ports.bus import Consumer
+from lucius.ports.errors import BusDown, MessageRefused
+from tests.unit.worker.support import API_KEY, FakeOrchestrator, directive, fake_orchestrator, until
+
+
+class Bus(Protocol):
+    """A bus under test."""
+
+    async def offer(self, *directives: Directive) -> None: ...
+    def consumer(self, service: str, lanes: Iterable[int] | None = None) -> Consumer: ...
+    async def go_down(self) -> None: ...
+    async def come_up(self) -> None: ...
+    def waiting(self) -> int:
+        """How many pulls have reached the bus."""
+
+
+class MemoryHarness:
+    def __init__(self) -> None:
+        self.bus = MemoryBus()
+
+    async def offer(self, *directives: Directive) -> None:
+        for one in directives:
+            await self.bus.publish(f"global-bus-p{one.lane}", one)
+
+    def consumer(self, service: str, lanes: Iterable[int] | None = None) -> Consumer:
+        return self.bus.consumer(service, lanes)
+
+    async def go_down(self) -> None:
+        self.bus.down = True
+
+    async def come_up(self) -> None:
+        self.bus.down = False
+
+    def waiting(self) -> int:
+        return len(self.bus._waiting)
+
+
+class LocalHarness:
+    def __init__(self, orchestrator: FakeOrchestrator) -> None:
+        self.orchestrator = orchestrator
+        self.consumers: list[LocalConsumer] = []
+
+    async def offer(self, *directives: Directive) -> None:
+        self.orchestrator.offer(*directives)
+
+    def consumer(self, service: str, lanes: Iterable[int] | None = None) -> Consumer:
+        self.consumers.append(LocalConsumer(self.orchestrator.url, service, API_KEY, lanes))
+        return self.consumers[-1]
+
+    async def go_down(self) -> None:
+        await self.orchestrator.stop()
+
+    async def come_up(self) -> None:
+        await self.orchestrator.start(self.orchestrator.port)
+
+    def waiting(self) -> int:
+        return len(self.orchestrator.pulls)
+
+
+@asynccontextmanager
+async def memory_bus(_: Path) -> AsyncIterator[Bus]:
+    yield MemoryHarness()
+
+
+@asynccontextmanager
+async def local_bus(_: Path) -> AsyncIterator[Bus]:
+    """LocalConsumer over real HTTP, against a stand-in for the pull endpoint."""
+    async with fake_orchestrator() as orchestrator:
+        harness = LocalHarness(orchestrator)
+        yield harness
+        for consumer in harness.consumers:
+            await consumer.close()
+
+
+BUSES: dict[str, Callable[[Path], AbstractAsyncContextManager[Bus]]] = {"memory": memory_bus, "local": local_bus}
+
+
+@pytest.fixture(params=BUSES)
+async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bus]:
+    async with BUSES[request.param](tmp_path) as bus:
+        yield bus
+
+
+def jobs(directives: list[Directive]) -> list[str]:
+    return [one.jobId for one in directives]
+
+
+async def test_a_directive_arrives_as_it_was_sent(bus: Bus) -> None:
+    sent = directive(number=1, payload={"prompt_set": ["ä"], "n": 1.5}, doc_id="d", timeout_ms=5)
+    await bus.offer(sent)
+    assert await bus.consumer("ocr").pull(10, 0) == [sent]
+
+
+async def test_directives_come_oldest_first_and_no_more_than_asked_for(bus: Bus) -> None:
+    await bus.offer(*(directive(number=number) for number in range(5)))
+    consumer = bus.consumer("ocr")
+    assert jobs(await consumer.pull(2, 0)) == ["job-0", "job-1"]
+    assert jobs(await consumer.pull(10, 0)) == ["job-2", "job-3", "job-4"]
+
+
+async def test_a_directive_is_handed_out_once(bus: Bus) -> None:
+    await bus.offer(*(directive(number=number) for number in range(20)))
+    pulled = await asyncio.gather(*(bus.consumer("ocr").pull(3, 0) for _ in range(10)))
+    found = [job for directives in pulled for job in jobs(directives)]
+    assert sorted(found) == sorted(f"job-{number}" for number in range(20))
+
+
+async def test_without_waiting_an_empty_bus_answers_at_once(bus: Bus) -> None:
+    assert await bus.consumer("ocr").pull(1, 0) == []
+
+
+async def test_a_wait_that_ends_answers_empty(bus: Bus) -> None:
+    assert await bus.consumer("ocr").pull(1, 0.01) == []
+
+
+async def test_a_waiting_pull_gets_what_arrives(bus: Bus) -> None:
+    waiting = asyncio.create_task(bus.consumer("ocr").pull(1, 30))
+    await until(lambda: bus.waiting() == 1)
+    await bus.offer(directive(number=1))
+    assert jobs(await asyncio.wait_for(waiting, 10)) == ["job-1"]
+
+
+async def test_services_get_only_their_own(bus: Bus) -> None:
+    await bus.offer(directive(number=1, service="sis"), directive(number=2))
+    assert jobs(await bus.consumer("ocr").pull(10, 0)) == ["job-2"]
+    assert jobs(await bus.consumer("sis").pull(10, 0)) == ["job-1"]
+
+
+async def test_a_consumer_of_some_lanes_leaves_the_others_alone(bus: Bus) -> None:
+    await bus.offer(*(directive(number=lane, lane=lane) for lane in range(16)))
+    assert jobs(await bus.consumer("ocr", [2, 5]).pull(10, 0)) == ["job-2", "job-5"]
+    assert len(await bus.consumer("ocr").pull(100, 0)) == 14
+
+
+async def test_a_pull_given_up_takes_nothing_with_it(bus: Bus) -> None:
+    waiting = asyncio.create_task(bus.consumer("ocr").pull(1, 30))
+    await until(lambda: bus.waiting() == 1)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await bus.go_down()
+    await bus.come_up()
+    await bus.offer(directive(number=1))
+    assert jobs(await bus.consumer("ocr").pull(1, 0)) == ["job-1"]
+
+
+async def test_a_bus_that_is_down_says_so_and_loses_nothing(bus: Bus) -> None:
+    await bus.offer(directive(number=1))
+    consumer = bus.consumer("ocr")
+    await bus.go_down()
+    with pytest.raises(BusDown):
+        await consumer.pull(1, 0)
+    await bus.come_up()
+    assert jobs(await consumer.pull(1, 0)) == ["job-1"]
+
+
+class TestMemory:
+    async def test_a_full_queue_is_a_bus_that_is_down(self) -> None:
+        bus = MemoryBus(capacity=1)
+        await bus.publish("t", directive(number=1))
+        with pytest.raises(BusDown):
+            await bus.publish("t", directive(number=2))
+        await bus.publish("t", directive(number=3, service="sis"))
+
+    async def test_it_refuses_what_it_is_told_to(self) -> None:
+        bus = MemoryBus(refuse=lambda one: one.jobId == "job-2")
+        await bus.publish("t", directive(number=1))
+        with pytest.raises(MessageRefused):
+            await bus.publish("t", directive(number=2))
+
+    async def test_while_down_nothing_is_published_and_waiting_pulls_end(self) -> None:
+        bus = MemoryBus()
+        waiting = asyncio.create_task(bus.consumer("ocr").pull(1, 30))
+        await until(lambda: bool(bus._waiting))
+        bus.down = True
+        with pytest.raises(BusDown):
+            await bus.publish("t", directive())
+        with pytest.raises(BusDown):
+            await waiting
+
+
+class TestLocal:
+    @pytest.fixture
+    async def orchestrator(self) -> AsyncIterator[FakeOrchestrator]:
+        async with fake_orchestrator() as server:
+            yield server
+
+    @pytest.fixture
+    async def consumer(self, orchestrator: FakeOrchestrator) -> AsyncIterator[LocalConsumer]:
+        consumer = LocalConsumer(orchestrator.url + "/", "ocr", API_KEY, [5, 2])
+        yield consumer
+        await consumer.close()
+
+    async def test_it_asks_for_what_it_may_have(self, orchestrator: FakeOrchestrator, consumer: LocalConsumer) -> None:
+        await consumer.pull(7, 0)
+        assert orchestrator.pulls == [{"max": 7, "wait_seconds": 0.0, "lanes": [2, 5]}]
+
+    async def test_a_wrong_key_is_not_a_bus_that_is_down(self, orchestrator: FakeOrchestrator) -> None:
+        consumer = LocalConsumer(orchestrator.url, "ocr", "wrong")
+        with pytest.raises(PullRefused, match="API key"):
+            await consumer.pull(1, 0)
+        await consumer.close()
+
+    @pytest.mark.parametrize(
+        ("status", "error"), [(500, BusDown), (503, BusDown), (404, PullRefused), (422, PullRefused)]
+    )
+    async def test_what_other_answers_mean(
+        self, orchestrator: FakeOrchestrator, consumer: LocalConsumer, status: int, error: type[Exception]
+    ) -> None:
+        orchestrator.pull_answers.append(web.Response(status=status))
+        with pytest.raises(error):
+            await consumer.pull(1, 0)
+
+    async def test_told_to_wait_it_stays_away(self, orchestrator: FakeOrchestrator, consumer: LocalConsumer) -> None:
+        orchestrator.pull_answers.append(web.Response(status=429, headers={"Retry-After": "60"}))
+        assert await consumer.pull(1, 0) == []
+        assert await consumer.pull(1, 0) == []
+        assert len(orchestrator.pulls) == 1
+
+    async def test_one_unreadable_directive_costs_only_itself(
+        self, orchestrator: FakeOrchestrator, consumer: LocalConsumer
+    ) -> None:
+        orchestrator.offer(directive(number=1, lane=2, lease_seconds="soon"), directive(number=2, lane=2))
+        assert jobs(await consumer.pull(10, 0)) == ["job-2"]

@@ -1,0 +1,378 @@
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lucius.adapters.bus_memory import MemoryBus, MemoryConsumer
+from lucius.contract import Directive
+from lucius.ports.errors import BusError
+from lucius.worker import FailureClass, Output, PlatformService, StepFailure, Task
+from lucius.worker.callbacks import CallbackSender
+from lucius.worker.dedupe import Dedupe
+from lucius.worker.runtime import Runtime, RuntimeOptions
+from lucius.worker.transport import Transport
+from tests.unit.worker.support import FakeOrchestrator, Item, ManualTiming, directive, until
+
+
+class Scripted(PlatformService):
+    """Does what the test says; remembers what it was asked."""
+
+    service = "ocr"
+
+    def __init__(self, act: Callable[[Task], Any] | None = None) -> None:
+        self.act = act
+        self.started: list[Task] = []
+        self.stopped = 0
+        self.gate = asyncio.Event()
+
+    async def execute(self, task: Task) -> Output:
+        self.started.append(task)
+        if self.act is not None:
+            found = self.act(task)
+            assert isinstance(found, Output)
+            return found
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.stopped += 1
+            raise
+        return Output({"done": True})
+
+
+class Bench:
+    """One runtime between a memory bus and a fake orchestrator."""
+
+    def __init__(self, orchestrator: FakeOrchestrator, timing: ManualTiming, transport: Transport) -> None:
+        self.orchestrator = orchestrator
+        self.timing = timing
+        self.bus = MemoryBus()
+        self.sender = CallbackSender(orchestrator.url, transport, timing)
+        self.running: asyncio.Task[None] | None = None
+
+    def start(
+        self, service: PlatformService, concurrency: int = 4, grace: float = 10.0, dedupe: Dedupe | None = None
+    ) -> Runtime:
+        options = RuntimeOptions(concurrency=concurrency, grace_seconds=grace, wait_seconds=60, max_undelivered=50)
+        consumer = self.bus.consumer("ocr")
+        runtime = Runtime(service, consumer, self.sender, dedupe or Dedupe(), options, self.timing)
+        self.running = asyncio.create_task(runtime.run())
+        return runtime
+
+    async def publish(self, *numbers: int, **changes: Any) -> None:
+        for number in numbers:
+            await self.bus.publish("global-bus-p3", directive(self.orchestrator.url, number, **changes))
+
+    def results(self) -> list[Item]:
+        return self.orchestrator.of_type("result")
+
+    async def result(self) -> Item:
+        await until(lambda: bool(self.results()))
+        return self.results()[0]
+
+
+@asynccontextmanager
+async def bench_for(orchestrator: FakeOrchestrator, timing: ManualTiming) -> AsyncIterator[Bench]:
+    async with Transport() as transport:
+        bench = Bench(orchestrator, timing, transport)
+        sending = asyncio.create_task(bench.sender.run())
+        yield bench
+        assert not sending.done()
+        for task in (sending, bench.running):
+            if task is not None:
+                task.cancel()
+
+
+@pytest.fixture
+async def bench(orchestrator: FakeOrchestrator, timing: ManualTiming) -> AsyncIterator[Bench]:
+    async with bench_for(orchestrator, timing) as bench:
+        yield bench
+
+
+def fails(error: BaseException) -> Callable[[Task], Output]:
+    def act(_: Task) -> Output:
+        raise error
+
+    return act
+
+
+async def test_an_instant_step_sends_ack_and_result_in_one_request(bench: Bench) -> None:
+    bench.start(Scripted(lambda _: Output({"pages": 2}, ["file:///a"])))
+    await bench.publish(1)
+    await bench.result()
+    (request,) = bench.orchestrator.requests
+    assert [item["type"] for item in request] == ["ack", "result"]
+    assert request[1] == {
+        "type": "result",
+        "callback_token": "token-1",
+        "jobId": "job-1",
+        "stepId": "ocr",
+        "tenant_id": "acme",
+        "attempt_no": 1,
+        "lease_id": "lease-1",
+        "status": "SUCCEEDED",
+        "result": {"pages": 2},
+        "artifact_refs": ["file:///a"],
+    }
+
+
+async def test_a_long_step_sends_its_ack_at_once(bench: Bench) -> None:
+    service = Scripted()
+    bench.start(service)
+    await bench.publish(1)
+    await until(lambda: bool(bench.orchestrator.callbacks))
+    assert [item["type"] for item in bench.orchestrator.callbacks] == ["ack"]
+    service.gate.set()
+    assert (await bench.result())["status"] == "SUCCEEDED"
+
+
+async def test_a_directive_delivered_again_while_at_work_is_ignored(bench: Bench) -> None:
+    service = Scripted()
+    bench.start(service)
+    await bench.publish(1, 1, 2)
+    await until(lambda: len(service.started) == 2)
+    assert [task.directive.jobId for task in service.started] == ["job-1", "job-2"]
+
+
+async def test_a_directive_delivered_again_when_done_sends_its_result_again(bench: Bench) -> None:
+    service = Scripted(lambda _: Output({"n": 1}))
+    bench.start(service)
+    await bench.publish(1)
+    await bench.result()
+    await bench.publish(1)
+    await until(lambda: len(bench.results()) == 2)
+    assert bench.results()[0] == bench.results()[1]
+    assert len(service.started) == 1
+
+
+async def test_a_new_attempt_of_the_same_step_runs(bench: Bench) -> None:
+    service = Scripted(lambda _: Output())
+    bench.start(service)
+    await bench.publish(1)
+    await bench.publish(1, attempt_no=2, lease_id="lease-1b")
+    await until(lambda: len(bench.results()) == 2)
+    assert len(service.started) == 2
+
+
+async def test_results_survive_a_restart_of_the_service(bench: Bench, tmp_path: Path) -> None:
+    dedupe = Dedupe(tmp_path)
+    runtime = bench.start(Scripted(lambda _: Output({"n": 1})), dedupe=dedupe)
+    await bench.publish(1)
+    await bench.result()
+    runtime.stop()
+    assert bench.running is not None
+    await bench.running
+    dedupe.close()
+    service = Scripted(lambda _: Output({"n": 2}))
+    bench.start(service, dedupe=Dedupe(tmp_path))
+    await bench.publish(1)
+    await until(lambda: len(bench.results()) == 2)
+    assert bench.results()[1]["result"] == {"n": 1}
+    assert service.started == []
+
+
+async def test_a_reported_failure_carries_its_class_code_and_delay(bench: Bench) -> None:
+    failure = StepFailure("BUSY", "later", failure_class=FailureClass.RATE_LIMITED, retry_after_seconds=30)
+    bench.start(Scripted(fails(failure)))
+    await bench.publish(1)
+    result = await bench.result()
+    assert result["status"] == "FAILED"
+    assert result["failure_class"] == "RATE_LIMITED"
+    assert result["error"] == {"code": "BUSY", "message": "later"}
+    assert result["retry_after_seconds"] == 30
+    assert "result" not in result
+
+
+async def test_a_surprise_is_a_retryable_failure_without_secrets(bench: Bench) -> None:
+    bench.start(Scripted(fails(KeyError("pages, token-1\nand much more"))))
+    await bench.publish(1)
+    result = await bench.result()
+    assert result["failure_class"] == "RETRYABLE"
+    assert result["error"]["code"] == "UNEXPECTED_ERROR"
+    assert result["error"]["message"].startswith("KeyError: ")
+    assert "token-1" not in result["error"]["message"]
+
+
+async def test_a_cancellation_inside_execute_is_a_surprise_too(bench: Bench) -> None:
+    bench.start(Scripted(fails(asyncio.CancelledError())))
+    await bench.publish(1)
+    assert (await bench.result())["error"]["code"] == "UNEXPECTED_ERROR"
+
+
+@pytest.mark.parametrize("result", [object(), "x" * 300_000])
+async def test_a_result_that_is_not_small_json_fails_the_step_for_good(bench: Bench, result: object) -> None:
+    bench.start(Scripted(lambda _: Output(result)))
+    await bench.publish(1)
+    answer = await bench.result()
+    assert (answer["failure_class"], answer["error"]["code"]) == ("NON_RETRYABLE", "INVALID_OUTPUT")
+
+
+async def test_a_result_the_orchestrator_calls_malformed_becomes_a_failure(bench: Bench) -> None:
+    bench.orchestrator.answer = lambda item: {"status": 422 if item.get("status") == "SUCCEEDED" else 200}
+    bench.start(Scripted(lambda _: Output({"n": 1})))
+    await bench.publish(1)
+    await until(lambda: len(bench.results()) == 2)
+    assert bench.results()[1]["error"]["code"] == "RESULT_REFUSED"
+    assert bench.results()[1]["failure_class"] == "NON_RETRYABLE"
+
+
+async def test_no_more_is_pulled_than_there_is_room_for(bench: Bench) -> None:
+    service = Scripted()
+    bench.start(service, concurrency=2)
+    await bench.publish(1, 2, 3, 4)
+    await until(lambda: len(service.started) == 2)
+    await until(lambda: len(bench.orchestrator.callbacks) == 2)
+    assert bench.bus.backlog("ocr") == 2
+    service.gate.set()
+    await until(lambda: len(bench.results()) == 4)
+
+
+async def test_with_too_many_undelivered_results_no_work_is_taken_on(bench: Bench) -> None:
+    await bench.orchestrator.stop()
+    bench.start(Scripted(lambda _: Output()), concurrency=10)
+    await bench.publish(*range(100))
+    await until(lambda: bench.sender.undelivered >= 50 and bench.timing.waiting >= 1)
+    assert bench.sender.undelivered < 50 + 2 * 10
+    assert bench.bus.backlog("ocr") > 20
+
+
+async def test_heartbeats_leave_at_a_third_of_the_lease_with_the_progress(bench: Bench) -> None:
+    service = Scripted()
+    bench.start(service)
+    await bench.publish(1, lease_seconds=90.0)
+    await until(lambda: bool(bench.orchestrator.of_type("ack")))
+    service.started[0].progress(0.4)
+    for count in (1, 2):
+        bench.timing.advance(29.9)
+        assert len(bench.orchestrator.of_type("heartbeat")) == count - 1
+        bench.timing.advance(0.1)
+        await until(lambda count=count: len(bench.orchestrator.of_type("heartbeat")) == count)  # type: ignore[misc]
+        await bench.sender.undelivered_below(1)
+    assert bench.orchestrator.of_type("heartbeat")[0]["progress"] == 0.4
+    service.gate.set()
+    await bench.result()
+    bench.timing.advance(300)
+    await bench.sender.undelivered_below(1)
+    assert len(bench.orchestrator.of_type("heartbeat")) == 2
+
+
+async def test_a_heartbeat_that_asks_to_cancel_tells_the_task(bench: Bench) -> None:
+    bench.orchestrator.answer = lambda item: {
+        "status": 200,
+        "disposition": "APPLIED",
+        "cancel_requested": item["type"] == "heartbeat",
+    }
+    service = Scripted()
+    bench.start(service)
+    await bench.publish(1)
+    await until(lambda: bool(service.started))
+    assert not service.started[0].cancelled.is_set()
+    bench.timing.advance(300)
+    await until(service.started[0].cancelled.is_set)
+    with pytest.raises(StepFailure, match="CANCELLED"):
+        service.started[0].raise_if_cancelled()
+    assert service.stopped == 0
+
+
+@pytest.mark.parametrize("answer", [{"status": 409, "disposition": "STALE"}, {"status": 200, "disposition": "LATE"}])
+async def test_a_fenced_attempt_stops_its_work_and_reports_nothing(bench: Bench, answer: Item) -> None:
+    bench.orchestrator.answer = lambda item: answer if item["type"] == "heartbeat" else {"status": 200}
+    service = Scripted()
+    runtime = bench.start(service)
+    await bench.publish(1)
+    await until(lambda: bool(bench.orchestrator.of_type("ack")))
+    bench.timing.advance(300)
+    await until(lambda: service.stopped == 1 and runtime.running == 0)
+    await bench.sender.undelivered_below(1)
+    assert bench.results() == []
+
+
+async def test_work_goes_on_while_the_orchestrator_is_away(bench: Bench) -> None:
+    port = bench.orchestrator.port
+    service = Scripted()
+    bench.start(service)
+    await bench.publish(1)
+    await until(lambda: bool(bench.orchestrator.of_type("ack")))
+    await bench.orchestrator.stop()
+    bench.timing.advance(300)
+    await until(lambda: bench.timing.waiting == 1)
+    service.gate.set()
+    await until(lambda: bench.sender.undelivered == 2)
+    await bench.orchestrator.start(port)
+    while not bench.results():
+        bench.timing.advance(1)
+        await asyncio.sleep(0)
+    assert service.stopped == 0
+    assert (await bench.result())["status"] == "SUCCEEDED"
+
+
+async def test_stop_finishes_what_runs_and_pulls_no_more(bench: Bench) -> None:
+    service = Scripted()
+    runtime = bench.start(service, concurrency=1)
+    await bench.publish(1, 2)
+    await until(lambda: bool(service.started))
+    runtime.stop()
+    service.gate.set()
+    assert bench.running is not None
+    await bench.running
+    await bench.sender.undelivered_below(1)
+    assert [item["status"] for item in bench.results()] == ["SUCCEEDED"]
+    assert bench.bus.backlog("ocr") == 1
+
+
+@pytest.mark.parametrize("how", ["grace is over", "asked twice"])
+async def test_what_does_not_finish_in_time_is_reported_as_stopping(bench: Bench, how: str) -> None:
+    service = Scripted()
+    runtime = bench.start(service, grace=10)
+    await bench.publish(1)
+    await until(lambda: bool(service.started))
+    runtime.stop()
+    await until(lambda: 10 in bench.timing.pauses)
+    assert service.stopped == 0
+    if how == "asked twice":
+        runtime.stop()
+    else:
+        bench.timing.advance(10)
+    assert bench.running is not None
+    await bench.running
+    result = await bench.result()
+    assert (result["failure_class"], result["error"]["code"]) == ("RETRYABLE", "SERVICE_STOPPING")
+
+
+async def test_a_bus_that_is_down_is_asked_again_later(bench: Bench) -> None:
+    bench.bus.down = True
+    runtime = bench.start(Scripted(lambda _: Output()))
+    await until(lambda: bench.timing.pauses == [0.25])
+    assert not runtime.ready
+    bench.timing.advance(0.25)
+    await until(lambda: bench.timing.pauses == [0.25, 0.5])
+    bench.bus.down = False
+    await bench.publish(1)
+    bench.timing.advance(0.5)
+    await bench.result()
+    assert runtime.ready
+
+
+async def test_a_bus_that_refuses_the_service_ends_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object) -> list[Directive]:
+        raise BusError("wrong key")
+
+    monkeypatch.setattr(MemoryConsumer, "pull", refuse)
+    bench.start(Scripted())
+    assert bench.running is not None
+    with pytest.raises(BusError, match="wrong key"):
+        await bench.running
+
+
+@pytest.mark.parametrize(
+    "changes", [{"lease_id": ""}, {"callback_token": ""}, {"attempt_no": 0}, {"lease_seconds": 0.0}]
+)
+async def test_a_directive_that_makes_no_sense_is_ignored(bench: Bench, changes: dict[str, Any]) -> None:
+    service = Scripted(lambda _: Output())
+    bench.start(service)
+    await bench.publish(1, **changes)
+    await bench.publish(2)
+    assert (await bench.result())["jobId"] == "job-2"
+    assert len(service.started) == 1
