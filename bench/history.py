@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 from lucius.adapters.ledger_sqlite import SqliteLedger
 from lucius.adapters.protocols_dir import ProtocolsDir
@@ -11,6 +12,7 @@ from lucius.core.decide import decide_all
 from lucius.core.decision import Decision, Env, JobView
 from lucius.core.inputs import Ack, HandedOver, Start, Submit, Succeeded
 from lucius.core.model import Command, Mode
+from lucius.core.protocol import digest
 from lucius.core.routing import route
 from lucius.ids import new_job_id, new_lease_id
 
@@ -25,6 +27,7 @@ async def _write(path: Path, jobs: int) -> None:
     protocol = ProtocolsDir().resolve("OCR_EMBEDDING_SIS")
     if protocol is None:
         raise SystemExit("the shipped protocols are missing")
+    address = digest(protocol)
     env = Env(new_id=new_lease_id, jitter=random.random)
     path.parent.mkdir(parents=True, exist_ok=True)
     ledger = SqliteLedger.open(path)
@@ -44,14 +47,18 @@ async def _write(path: Path, jobs: int) -> None:
             idempotency_hash=f"{n:064x}",
         )
         routing = route(command.tenant_id, None, Mode.DEFAULT, "REQUEST", "history")
-        submit = Submit(job_id=job_id, command=command, protocol=protocol, routing=routing)
+        submit = Submit(job_id=job_id, command=command, protocol=protocol, protocol_digest=address, routing=routing)
         clock = itertools.count(1_700_000_000_000 + n * 100)
         decision = decide_all(None, (submit, Start()), next(clock), env)
         await ledger.commit(decision)
         view = _after(JobView(decision.job, protocol, {}), decision)
         for spec in protocol.steps:
             attempt = view.steps[spec.step_id].attempt
-            named = {"step_id": spec.step_id, "attempt_no": attempt.attempt_no, "lease_id": attempt.lease_id}
+            named: dict[str, Any] = {
+                "step_id": spec.step_id,
+                "attempt_no": attempt.attempt_no,
+                "lease_id": attempt.lease_id,
+            }
             for inputs in ((HandedOver(**named),), (Ack(**named), Succeeded(**named, result={}))):
                 decision = decide_all(view, inputs, next(clock), env)
                 await ledger.commit(decision)

@@ -111,9 +111,9 @@ def test_schemas_are_compiled_once_for_each_content(monkeypatch: pytest.MonkeyPa
     compiled = []
     original = module._compile
 
-    def compile_(protocol: Protocol) -> Any:
+    def compile_(protocol: Protocol, address: str) -> Any:
         compiled.append(protocol)
-        return original(protocol)
+        return original(protocol, address)
 
     monkeypatch.setattr(module, "_compile", compile_)
     payloads = Payloads()

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from lucius.core import tasks
-from lucius.core.draft import Draft
+from lucius.core.draft import Draft, step_clock
 from lucius.core.model import (
     AttemptOutcome,
     ErrorInfo,
@@ -16,39 +16,41 @@ from lucius.core.model import (
 )
 
 
-def pass_deadlines(draft: Draft, resumed_at: Instant) -> None:
-    job, now = draft.job, draft.now
-    if job.deadline is not None and job.deadline <= now:
+def pass_deadlines(draft: Draft, resumed_at: Instant) -> bool:
+    """Act on every clock of the job that has run out. False if none has."""
+    if draft.job.deadline is not None and draft.job.deadline <= draft.now:
         end_overdue_job(draft)
-        return
+        return True
+    acted = False
     for step in draft.active_steps():
-        if not draft.job.live:
-            return
-        _look_at(draft, step, resumed_at)
+        if draft.job.live:
+            acted |= _look_at(draft, step, resumed_at)
+    return acted
 
 
-def _look_at(draft: Draft, step: Step, resumed_at: Instant) -> None:
-    attempt, now = step.attempt, draft.now
-    spec = tasks.spec_of(draft, step)
+def _look_at(draft: Draft, step: Step, resumed_at: Instant) -> bool:
+    due = step_clock(step)
+    if due is None or due > draft.now:
+        return False
+    attempt, spec = step.attempt, tasks.spec_of(draft, step)
     match step.status:
-        case StepStatus.INITIATED if attempt.ack_deadline is not None and attempt.ack_deadline <= now:
+        case StepStatus.INITIATED:
             period = spec.ack_timeout_ms or draft.env.defaults.ack_timeout_ms
-            if fresh := _fresh_period(attempt.handed_over_at, now, period, resumed_at):
+            if fresh := _fresh_period(attempt.handed_over_at, draft.now, period, resumed_at):
                 _extend(draft, step, ack_deadline=fresh)
             else:
                 tasks.time_out(draft, step, AttemptOutcome.ACK_TIMEOUT)
-        case StepStatus.PROCESSING if attempt.hard_deadline is not None and attempt.hard_deadline <= now:
+        case StepStatus.PROCESSING if attempt.hard_deadline is not None and attempt.hard_deadline <= draft.now:
             tasks.time_out(draft, step, AttemptOutcome.STEP_TIMEOUT)
-        case StepStatus.PROCESSING if attempt.lease_expires_at is not None and attempt.lease_expires_at <= now:
+        case StepStatus.PROCESSING:
             period = tasks.lease_ms(draft, spec)
-            if fresh := _fresh_period(attempt.picked_up_at, now, period, resumed_at):
+            if fresh := _fresh_period(attempt.picked_up_at, draft.now, period, resumed_at):
                 _extend(draft, step, lease_expires_at=fresh)
             else:
                 tasks.time_out(draft, step, AttemptOutcome.LEASE_EXPIRED)
-        case StepStatus.FAILED_RETRY if step.retry_at is not None and step.retry_at <= now:
-            tasks.dispatch_again(draft, step)
         case _:
-            pass
+            tasks.dispatch_again(draft, step)
+    return True
 
 
 def _fresh_period(started: Instant | None, now: Instant, period: Millis, resumed_at: Instant) -> Instant | None:

@@ -33,7 +33,6 @@ from lucius.core.model import (
     Step,
     StepStatus,
 )
-from lucius.core.protocol import digest
 
 __all__ = ["counted", "decide", "decide_all", "unacked_counter"]
 
@@ -91,7 +90,7 @@ def _submit(draft: Draft, asked: Submit) -> Reply:
         command=asked.command,
         protocol_id=asked.protocol.protocol_id,
         protocol_version=asked.protocol.version,
-        protocol_digest=digest(asked.protocol),
+        protocol_digest=asked.protocol_digest,
         routing=asked.routing,
         status=JobStatus.QUEUED,
         created_at=draft.now,
@@ -164,9 +163,7 @@ def _deadline_passed(draft: Draft, tick: DeadlinePassed) -> Reply:
         return Ignored("the job has ended")
     if draft.job.status is JobStatus.QUEUED and (draft.job.deadline is None or draft.job.deadline > draft.now):
         return _start(draft)
-    version = draft.job
-    deadlines.pass_deadlines(draft, tick.resumed_at)
-    return Applied() if draft.job is not version else Ignored("nothing is due")
+    return Applied() if deadlines.pass_deadlines(draft, tick.resumed_at) else Ignored("nothing is due")
 
 
 def _cancel(draft: Draft, asked: Cancel) -> Reply:

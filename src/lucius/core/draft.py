@@ -30,37 +30,27 @@ class IllegalTransition(AssertionError):
 
 
 class Draft:
+    job: Job  # both are there once a job is: from the start, or after `create`
+    protocol: Protocol
+
     def __init__(self, view: JobView | None, now: Instant, env: Env) -> None:
         self.now = now
         self.env = env
-        self.creates = view is None
         self.before = view
-        self._job: Job | None = view.job if view else None
-        self._protocol: Protocol | None = view.protocol if view else None
-        self.steps: dict[str, Step] = dict(view.steps) if view else {}
+        self.exists = view is not None
+        self.steps: dict[str, Step] = {}
         self.caps: tuple[Cap, ...] = ()
+        self._seq = 0
         self._changed: dict[str, Step] = {}
         self._ended: list[EndedAttempt] = []
         self._rows: dict[str, OutboxRow] = {}
         self._events: list[Event] = []
         self._quarantined: list[Quarantined] = []
         self._moved = False
-
-    @property
-    def job(self) -> Job:
-        if self._job is None:
-            raise IllegalTransition("no job yet")
-        return self._job
-
-    @property
-    def protocol(self) -> Protocol:
-        if self._protocol is None:
-            raise IllegalTransition("no job yet")
-        return self._protocol
-
-    @property
-    def exists(self) -> bool:
-        return self._job is not None
+        if view is not None:
+            self.job, self.protocol = view.job, view.protocol
+            self.steps = dict(view.steps)
+            self._seq = view.job.event_seq
 
     @property
     def cancelling(self) -> bool:
@@ -70,20 +60,21 @@ class Draft:
         return [self.steps[step_id] for step_id in self.job.active]
 
     def create(self, job: Job, protocol: Protocol) -> None:
-        self._job, self._protocol, self._moved = job, protocol, True
+        self.job, self.protocol = job, protocol
+        self.exists = self._moved = True
 
     def change_job(self, **fields: Any) -> None:
         status = fields.get("status")
         if status is not None and (self.job.status, status) not in JOB_ARROWS:
             raise IllegalTransition(f"job {self.job.status} -> {status}")
-        self._job, self._moved = replace(self.job, **fields), True
+        self.job, self._moved = replace(self.job, **fields), True
 
     def start_step(self, step: Step) -> None:
         """A step's first attempt. Until now it was PENDING and had no record."""
         if step.step_id in self.steps:
             raise IllegalTransition(f"step {step.step_id} has started already")
         self._put(step)
-        self._job = replace(
+        self.job = replace(
             self.job,
             active=(*self.job.active, step.step_id),
             current_step_id=step.step_id,
@@ -98,7 +89,7 @@ class Draft:
         self._put(changed)
         if changed.status in TERMINAL_STEP:
             self._ended.append(EndedAttempt(step.step_id, changed.attempt))
-            self._job = replace(self.job, active=tuple(s for s in self.job.active if s != step.step_id))
+            self.job = replace(self.job, active=tuple(s for s in self.job.active if s != step.step_id))
         return changed
 
     def _check_arrow(self, step: Step, status: StepStatus, fields: dict[str, Any]) -> None:
@@ -111,7 +102,7 @@ class Draft:
     def supersede(self, step: Step) -> None:
         """Close the book on the current attempt: a new one takes its place."""
         self._ended.append(EndedAttempt(step.step_id, step.attempt))
-        self._job = replace(self.job, attempts_total=self.job.attempts_total + 1)
+        self.job = replace(self.job, attempts_total=self.job.attempts_total + 1)
 
     def _put(self, step: Step) -> None:
         self.steps[step.step_id] = self._changed[step.step_id] = step
@@ -137,33 +128,35 @@ class Draft:
         )
 
     def emit(self, type_: str, step: Step | None = None, attempt_no: int | None = None, **data: Any) -> None:
-        seq = self.job.event_seq + 1
-        self._job = replace(self.job, event_seq=seq)
-        if step is not None and attempt_no is None:
-            attempt_no = step.attempt.attempt_no
-        self._events.append(
-            Event(self.job.job_id, seq, type_, self.now, step.step_id if step else None, attempt_no, data)
-        )
+        self._seq += 1
+        step_id = None
+        if step is not None:
+            step_id = step.step_id
+            attempt_no = step.attempt.attempt_no if attempt_no is None else attempt_no
+        self._events.append(Event(self.job.job_id, self._seq, type_, self.now, step_id, attempt_no, data))
 
     def quarantine(self, item: Quarantined) -> None:
         self._quarantined.append(item)
 
     def finish(self, replies: tuple[Reply, ...]) -> Decision:
         changes = self._moved or bool(self._events) or bool(self._quarantined)
-        if changes:
-            self._job = replace(self.job, version=self.job.version + 1)
+        job = self.job
         if self._moved:
-            self._job = replace(
-                self.job,
+            job = replace(
+                job,
+                version=job.version + 1,
+                event_seq=self._seq,
                 updated_at=self.now,
-                due_at=due_at(self.job, self.steps),
-                blocked=blocked(self.job, self.steps),
+                due_at=due_at(job, self.steps),
+                blocked=blocked(job, self.steps),
             )
+        elif changes:
+            job = replace(job, version=job.version + 1, event_seq=self._seq)
         return Decision(
-            job=self.job,
+            job=job,
             replies=replies,
             protocol=self.protocol,
-            creates=self.creates,
+            creates=self.before is None,
             steps=tuple(self._changed.values()),
             attempts=tuple(self._ended),
             outbox=tuple(self._rows.values()),
@@ -175,12 +168,19 @@ class Draft:
         )
 
     def _counter_moves(self) -> dict[str, int]:
-        moves = counted(self.job, (self.steps[step_id] for step_id in self.job.active))
-        if self.before is not None:
-            was = self.before
-            for counter, n in counted(was.job, (was.steps[step_id] for step_id in was.job.active)).items():
-                moves[counter] = moves.get(counter, 0) - n
-        return {counter: n for counter, n in moves.items() if n}
+        """The difference that `counted` would show: whether the job is live, and the changed steps."""
+        was = self.before
+        moves = {}
+        if was is None or was.job.live != self.job.live:
+            by = 1 if self.job.live else -1
+            moves = dict.fromkeys(job_counters(self.job), by)
+        for step_id, step in self._changed.items():
+            before = was.steps.get(step_id) if was else None
+            by = is_unacked(step) - (before is not None and is_unacked(before))
+            if by:
+                counter = unacked_counter(step.service)
+                moves[counter] = moves.get(counter, 0) + by
+        return {counter: by for counter, by in moves.items() if by}
 
 
 def is_unacked(step: Step) -> bool:
@@ -194,17 +194,21 @@ def counted(job: Job, active_steps: Any) -> dict[str, int]:
     """What a job adds to the in-flight counters as it stands."""
     if not job.live:
         return {}
-    counts = {
-        "jobs": 1,
-        f"jobs/tenant/{job.tenant_id}": 1,
-        f"jobs/mode/{job.routing.resolved_mode}": 1,
-        f"jobs/protocol/{job.protocol_id}": 1,
-    }
+    counts = dict.fromkeys(job_counters(job), 1)
     for step in active_steps:
         if is_unacked(step):
             counter = unacked_counter(step.service)
             counts[counter] = counts.get(counter, 0) + 1
     return counts
+
+
+def job_counters(job: Job) -> tuple[str, ...]:
+    return (
+        "jobs",
+        f"jobs/tenant/{job.tenant_id}",
+        f"jobs/mode/{job.routing.resolved_mode}",
+        f"jobs/protocol/{job.protocol_id}",
+    )
 
 
 def unacked_counter(service: str) -> str:

@@ -21,6 +21,7 @@ class Submit(Struct, frozen=True, kw_only=True):
     job_id: str
     command: Command
     protocol: Protocol
+    protocol_digest: str
     routing: Routing
     caps: tuple[Cap, ...] = ()
 

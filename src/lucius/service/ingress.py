@@ -98,6 +98,7 @@ class Ingress:
             job_id=job_id,
             command=command,
             protocol=protocol,
+            protocol_digest=self._payloads.digest(protocol),
             routing=route(command.tenant_id, command.doc_id, choice.mode, choice.source, choice.reason),
             caps=caps(self._config.current(), self._limits, command.tenant_id, choice.mode, protocol),
         )

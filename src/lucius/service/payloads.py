@@ -26,6 +26,7 @@ class _Step(Struct, frozen=True):
 
 class _Compiled(Struct, frozen=True):
     protocol: Protocol
+    digest: str
     steps: tuple[_Step, ...]
     step_ids: frozenset[str]
 
@@ -63,13 +64,17 @@ class Payloads:
             raise Rejected(RejectCode.INVALID_PAYLOAD, detail, faults[:MAX_FAULTS])
         return filled
 
+    def digest(self, protocol: Protocol) -> str:
+        """The protocol's content address, remembered with its compiled schemas."""
+        return self._compiled(protocol).digest
+
     def _compiled(self, protocol: Protocol) -> _Compiled:
         compiled = self._by_id.get(id(protocol))
         if compiled is not None:
             return compiled
         address = digest(protocol)
         known = self._by_digest.get(address)
-        compiled = _Compiled(protocol, known.steps, known.step_ids) if known else _compile(protocol)
+        compiled = _Compiled(protocol, address, known.steps, known.step_ids) if known else _compile(protocol, address)
         self._by_digest[address] = compiled
         self._by_id[id(protocol)] = compiled
         for cache in (self._by_id, self._by_digest):
@@ -78,14 +83,14 @@ class Payloads:
         return compiled
 
 
-def _compile(protocol: Protocol) -> _Compiled:
+def _compile(protocol: Protocol, address: str) -> _Compiled:
     steps = []
     for spec in protocol.steps:
         schema = spec.payload_schema
         # The mask keeps a client's values out of messages, which end up in logs.
         validator = jsonschema_rs.validator_for(schema, mask="the value", offline=True) if schema else None
         steps.append(_Step(spec.step_id, payload_defaults(schema), validator))
-    return _Compiled(protocol, tuple(steps), frozenset(step.step_id for step in steps))
+    return _Compiled(protocol, address, tuple(steps), frozenset(step.step_id for step in steps))
 
 
 def _faults(step: _Step, value: dict[str, Any]) -> Iterator[Fault]:

@@ -11,9 +11,10 @@ import msgspec
 from msgspec.structs import replace
 
 from lucius.core.decide import decide_all
-from lucius.core.decision import CallbackReply, Decision, Defaults, Env, JobView, Reply
+from lucius.core.decision import Applied, CallbackReply, Decision, Defaults, Env, JobView, Reply
 from lucius.core.inputs import (
     Ack,
+    Callback,
     Cancel,
     Cap,
     DeadlinePassed,
@@ -44,7 +45,7 @@ from lucius.core.model import (
     Step,
     StepStatus,
 )
-from lucius.core.protocol import Policies, Protocol, RetryPolicy, StepSpec
+from lucius.core.protocol import Policies, Protocol, RetryPolicy, StepSpec, digest
 from lucius.core.routing import route
 from lucius.core.transitions import NOT_STARTED
 from tests.unit.core.invariants import Books
@@ -192,6 +193,7 @@ class Story:
     def feed(self, *inputs: Input) -> Reply:
         """Decide on these inputs at this instant and keep the outcome, as the service layer would."""
         self.last = decision = self._decide(inputs)
+        self._check_fencing(inputs, decision)
         self.books.keep(decision, self.now, self.env)
         return decision.reply
 
@@ -207,6 +209,18 @@ class Story:
         assert msgspec.json.encode(view) == before, "decide changed what it was given"
         return first
 
+    def _check_fencing(self, inputs: Sequence[Input], decision: Decision) -> None:
+        """What is applied speaks for the lease that is current when the decision begins: a batch has only one."""
+        for happened, reply in zip(inputs, decision.replies, strict=True):
+            named = getattr(happened, "step_id", None)
+            applied = reply == Applied() or getattr(reply, "disposition", None) is Disposition.APPLIED
+            if named is None or not applied:
+                continue
+            assert isinstance(happened, Callback | HandOverStarted | HandOverReleased | HandedOver | HandOverFailed)
+            attempt = self.steps[named].attempt
+            current = attempt.attempt_no, attempt.lease_id
+            assert (happened.attempt_no, happened.lease_id) == current, "a fenced attempt was heard"
+
     def _loaded(self, inputs: Sequence[Input]) -> JobView | None:
         """Only the active steps and those that the inputs name: all that a ledger loads for a decision."""
         if self.books.job is None:
@@ -218,7 +232,12 @@ class Story:
     def submission(self, job_id: str = JOB_ID) -> Submit:
         routing = route(self.tenant_id, None, Mode.DEFAULT, "GLOBAL_CONFIG", "default mode")
         return Submit(
-            job_id=job_id, command=command(self.tenant_id), protocol=self.protocol, routing=routing, caps=self.caps
+            job_id=job_id,
+            command=command(self.tenant_id),
+            protocol=self.protocol,
+            protocol_digest=digest(self.protocol),
+            routing=routing,
+            caps=self.caps,
         )
 
     def submit(self) -> Reply:

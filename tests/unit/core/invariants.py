@@ -50,6 +50,7 @@ class Books:
         self._check_replies(decision)
         self._check_size_and_version(decision, now)
         self._check_what_is_fixed(decision)
+        self._check_cancel_starts_nothing(decision)
         self._check_attempts_grow(decision)
         self._check_rows_settle_once(decision)
         self._check_ignored_changes_nothing(decision)
@@ -111,6 +112,16 @@ class Books:
         if not self.job.live:
             assert _same_but_for_the_books(self.job, decision.job), "an ended job changed"
             assert not _moved(decision)
+
+    def _check_cancel_starts_nothing(self, decision: Decision) -> None:
+        if decision.job.status is not JobStatus.CANCELLING:
+            return
+        for step in decision.steps:
+            assert step.status is not StepStatus.FAILED_RETRY, "a job that is being cancelled retries nothing"
+            if step.status is StepStatus.DISPATCHING:
+                assert step.attempt.claimed_at is not None, "nobody may hand this over any more"
+        if self.job is not None and self.job.status is JobStatus.CANCELLING:
+            assert decision.job.attempts_total == self.job.attempts_total
 
     def _check_attempts_grow(self, decision: Decision) -> None:
         for step in decision.steps:

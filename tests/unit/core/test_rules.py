@@ -362,6 +362,16 @@ class TestRepair:
         assert story.history() == ["REPAIRED"]
         assert [row.attempt_no for row in story.pending_rows()] == [2]
 
+    def test_repairs_leave_the_whole_budget_to_the_service(self) -> None:
+        story = Story().dispatched()
+        for _ in range(4):
+            story.repair("ocr")
+        story.refuse_hand_over()
+        story.next_attempt().refuse_hand_over()
+        assert story.job.live
+        story.next_attempt().refuse_hand_over()
+        assert story.status is JobStatus.FAILED_FINAL
+
     def test_a_row_that_was_only_out_of_sight_is_withdrawn(self) -> None:
         story = Story().dispatched()
         seen_late = story.row.outbox_id
