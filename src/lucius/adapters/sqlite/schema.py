@@ -46,7 +46,7 @@ _FIRST: Migration = (
         UNIQUE (job, step_id)
     )
     """,
-    "CREATE INDEX steps_dispatching ON steps (job, step_id, outbox_id) WHERE status = 'DISPATCHING'",
+    "CREATE INDEX steps_dispatching ON steps (job, step_id, outbox_id, status) WHERE status = 'DISPATCHING'",
     """
     CREATE TABLE attempts (
         job        INTEGER NOT NULL,
@@ -71,8 +71,9 @@ _FIRST: Migration = (
         PRIMARY KEY (job, outbox_id)
     ) WITHOUT ROWID
     """,
+    # What follows `seq` only filters. `status` is there because SQLite looks it up in the table otherwise.
     """
-    CREATE INDEX outbox_pending ON outbox (service, claimed, next_attempt_at, seq, lane, created_at)
+    CREATE INDEX outbox_pending ON outbox (service, claimed, next_attempt_at, seq, lane, created_at, status)
     WHERE status = 'PENDING'
     """,
     """
