@@ -10,7 +10,8 @@ from msgspec import Meta, Struct, field
 
 Identifier = Annotated[str, Meta(min_length=1, max_length=256)]
 PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Timestamp = str  # RFC 3339, UTC, milliseconds
+Timestamp = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]  # RFC 3339, UTC, milliseconds
+Reason = Annotated[str, Meta(max_length=1024)]
 
 
 class Error(Struct, frozen=True, omit_defaults=True):
@@ -260,6 +261,7 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     errors: list[Fault] = field(default_factory=list)
     jobId: str | None = None
     disposition: str | None = None
+    retry_after_seconds: int | None = None
 
 
 class JobList(Struct, frozen=True, kw_only=True):
@@ -313,6 +315,20 @@ class Ready(Struct, frozen=True, kw_only=True):
     status: str
 
 
+class Health(Struct, frozen=True, kw_only=True):
+    status: str
+
+
+class CancelRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """`reason` is kept with the job's events."""
+
+    reason: Reason | None = None
+
+
+class OutboxRetryRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    reason: Reason | None = None
+
+
 class CommandBatch(Struct, frozen=True, forbid_unknown_fields=True):
     commands: Annotated[list[CommandEnvelope], Meta(max_length=500)]
 
@@ -330,7 +346,51 @@ class CallbackBatch(Struct, frozen=True, forbid_unknown_fields=True):
     callbacks: Annotated[list[CallbackItem], Meta(max_length=500)]
 
 
-class BatchAnswer(Struct, frozen=True):
-    """Each item's own answer: the body it would have got alone, with `status_code`."""
+class CommandOutcome(Struct, frozen=True, kw_only=True):
+    """One command's own answer within a batch: what it would have got alone, with its HTTP status.
 
-    results: list[dict[str, Any]]
+    Accepted, it has `jobId`, `status` (the job's) and `duplicate`; refused, the members of a problem.
+    """
+
+    status_code: int
+    status: str | int
+    jobId: str | None = None
+    duplicate: bool | None = None
+    code: str | None = None
+    type: str | None = None
+    title: str | None = None
+    detail: str | None = None
+    errors: list[Fault] | None = None
+    retry_after_seconds: int | None = None
+
+
+class CommandBatchAnswer(Struct, frozen=True):
+    """In the order of the commands."""
+
+    results: list[CommandOutcome]
+
+
+class CallbackOutcome(Struct, frozen=True, kw_only=True):
+    """One callback's own answer within a batch: what it would have got alone, with its HTTP status.
+
+    `disposition` comes with every answer and with STALE_CALLBACK; refused, it has the members of a problem.
+    """
+
+    status_code: int
+    status: int
+    disposition: str | None = None
+    lease_expires_at: Timestamp | None = None
+    cancel_requested: bool | None = None
+    jobId: str | None = None
+    code: str | None = None
+    type: str | None = None
+    title: str | None = None
+    detail: str | None = None
+    errors: list[Fault] | None = None
+    retry_after_seconds: int | None = None
+
+
+class CallbackBatchAnswer(Struct, frozen=True):
+    """In the order of the callbacks."""
+
+    results: list[CallbackOutcome]

@@ -1,7 +1,7 @@
 """The application: `create_app` is what uvicorn's factory option names."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import structlog
@@ -10,8 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from lucius import __version__
+from lucius.api.document import describe
 from lucius.api.hot import HotRoutes
-from lucius.api.openapi import describe
 from lucius.api.problems import MEDIA_TYPE, STATUS, encode_problem, ledger_refusal, problem_headers
 from lucius.api.routes import MAX_STREAMS, router
 from lucius.contract import Fault
@@ -35,6 +35,8 @@ def create_app(opener: Opener | None = None) -> HotRoutes:
         lifespan=_lifespan(opener or _from_environment),
         docs_url="/docs",
         redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.runtime = None
     app.state.streams = asyncio.Semaphore(MAX_STREAMS)
@@ -64,12 +66,12 @@ def _lifespan(opener: Opener) -> Callable[[FastAPI], AbstractAsyncContextManager
 
 
 def _refuse_with_problems(app: FastAPI) -> None:
-    def respond(request: Request, rejected: Rejected) -> Response:
+    def respond(request: Request, rejected: Rejected, headers: Mapping[str, str] | None = None) -> Response:
         runtime: Runtime | None = request.app.state.runtime
         if runtime is not None:
             runtime.metrics.refusals(rejected.code).inc()
-        body = encode_problem(rejected)
-        return Response(body, STATUS[rejected.code], headers=problem_headers(rejected), media_type=MEDIA_TYPE)
+        headers = {**problem_headers(rejected), **(headers or {})}
+        return Response(encode_problem(rejected), STATUS[rejected.code], headers=headers, media_type=MEDIA_TYPE)
 
     @app.exception_handler(Rejected)
     async def rejected(request: Request, error: Rejected) -> Response:
@@ -81,8 +83,9 @@ def _refuse_with_problems(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        faults = [Fault("/".join(str(part) for part in fault["loc"]), fault["msg"]) for fault in error.errors()]
-        detail = f"{faults[0].pointer}: {faults[0].message}" if faults else ""
+        # A parameter has no place in the body, so its name takes the pointer's.
+        faults = [Fault(str(fault["loc"][-1]), fault["msg"]) for fault in error.errors()]
+        detail = "; ".join(f"{fault.pointer}: {fault.message}" for fault in faults)
         return respond(request, Rejected(RejectCode.INVALID_QUERY, detail, faults))
 
     @app.exception_handler(HTTPException)
@@ -90,7 +93,7 @@ def _refuse_with_problems(app: FastAPI) -> None:
         code = {404: RejectCode.NOT_FOUND, 405: RejectCode.METHOD_NOT_ALLOWED}.get(error.status_code)
         if code is None:
             code = RejectCode.INVALID_QUERY if error.status_code < 500 else RejectCode.INTERNAL
-        return respond(request, Rejected(code, f"{request.method} {request.url.path[:256]}"))
+        return respond(request, Rejected(code, f"{request.method} {request.url.path[:256]}"), error.headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

@@ -1,6 +1,7 @@
 """The routes that carry the load, as bare ASGI in front of FastAPI: same checks, same errors, far less work.
 
-Each route is a function from (headers, body) to an answer. The OpenAPI document describes them like the rest.
+Each route first admits the caller, before a byte of the body is read, and then answers. The OpenAPI document
+describes them like the rest.
 """
 
 import asyncio
@@ -13,21 +14,24 @@ import msgspec
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lucius.api.bodies import decode, read_body, read_headers, require_json
 from lucius.api.problems import MEDIA_TYPE, STATUS, encode_problem, ledger_refusal, problem, problem_headers
 from lucius.contract import PullAnswer, PullRequest
 from lucius.ports.errors import LedgerError
-from lucius.service.callbacks import ServiceSaid
+from lucius.service.auth import Principal
+from lucius.service.callbacks import Callbacks, ServiceSaid, Spoken
 from lucius.service.errors import RejectCode, Rejected
+from lucius.service.tokens import Claims
 from lucius.wiring import Runtime
 
 log = structlog.get_logger(__name__)
 
 Answer = tuple[int, bytes, Sequence[tuple[bytes, bytes]]]
-Handler = Callable[["Call"], Awaitable[Answer]]
 
 MAX_BATCH = 500
 JSON = (b"content-type", b"application/json")
 PROBLEM = (b"content-type", MEDIA_TYPE.encode())
+JOB_PREFIX = "/v1/jobs/"
 JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 MAX_WAIT = 60.0
 PULL_PATH = re.compile(r"/v1/services/([a-z0-9][a-z0-9_-]{0,63})/directives:pull")
@@ -38,16 +42,24 @@ _decode_pull = msgspec.json.Decoder(PullRequest).decode
 
 
 class Call(msgspec.Struct):
-    """What a hot route gets to see of a request."""
+    """What a hot route gets to see of a request. `caller` is whatever the route admitted."""
 
-    key: str
-    body: bytes
+    runtime: Runtime
+    caller: Any
     query: bytes
     receive: Receive
+    body: bytes = b""
 
     def hung_up(self) -> asyncio.Future[Any]:
         """Done when the client is gone: after the body, that is all there is to receive."""
         return asyncio.ensure_future(self.receive())
+
+
+class Route(msgspec.Struct, frozen=True):
+    admit: Callable[[Runtime, str], Any]
+    handle: Callable[[Call], Awaitable[Answer]]
+    method: str = "POST"
+    is_batch: bool = False
 
 
 class _CommandBatch(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,7 +67,7 @@ class _CommandBatch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _CallbackBatch(msgspec.Struct, forbid_unknown_fields=True):
-    callbacks: list[dict[str, Any]]
+    callbacks: list[Any]
 
 
 _decode_commands = msgspec.json.Decoder(_CommandBatch).decode
@@ -68,25 +80,22 @@ class HotRoutes:
     def __init__(self, app: ASGIApp, runtime: Callable[[], Runtime | None]) -> None:
         self._app = app
         self._runtime = runtime
-        self._single: dict[str, Handler] = {
-            "/v1/commands": self._command,
-            "/v1/callbacks/ack": self._callback("ack"),
-            "/v1/callbacks/heartbeat": self._callback("heartbeat"),
-            "/v1/callbacks/result": self._callback("result"),
-        }
-        self._batch: dict[str, Handler] = {
-            "/v1/commands:batch": self._commands,
-            "/v1/callbacks:batch": self._callbacks,
+        self._routes = {
+            "/v1/commands": Route(_submitter, self._command),
+            "/v1/commands:batch": Route(_submitter, self._commands, is_batch=True),
+            "/v1/callbacks/ack": Route(_token_bearer, _callback("ack")),
+            "/v1/callbacks/heartbeat": Route(_token_bearer, _callback("heartbeat")),
+            "/v1/callbacks/result": Route(_token_bearer, _callback("result")),
+            "/v1/callbacks:batch": Route(_anyone, self._callbacks, is_batch=True),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = self._find(scope["method"], scope["path"]) if scope["type"] == "http" else None
-        if found is None:
+        route = self._find(scope["path"]) if scope["type"] == "http" else None
+        if route is None:
             await self._app(scope, receive, send)
             return
-        handler, is_batch = found
         try:
-            answer = await self._answer(handler, is_batch, scope, receive)
+            answer = await self._answer(route, scope, receive)
         except Rejected as rejected:
             answer = self._refuse(rejected)
         except LedgerError as error:
@@ -96,30 +105,34 @@ class HotRoutes:
             answer = self._refuse(Rejected(RejectCode.INTERNAL, "see the server's log"))
         await _send(send, answer)
 
-    def _find(self, method: str, path: str) -> tuple[Handler, bool] | None:
-        if method == "GET":
-            return (self._job(path[9:]), False) if path.startswith("/v1/jobs/") and JOB_ID.fullmatch(path, 9) else None
-        if method != "POST":
-            return None
-        if handler := self._single.get(path):
-            return handler, False
-        if handler := self._batch.get(path):
-            return handler, True
+    def _find(self, path: str) -> Route | None:
+        if route := self._routes.get(path):
+            return route
+        if path.startswith(JOB_PREFIX):
+            return Route(_reader, _job(path[9:]), "GET") if JOB_ID.fullmatch(path, 9) else None
         if matched := PULL_PATH.fullmatch(path):
-            return self._pull(matched[1]), False
+            return _pull(matched[1])
         return None
 
-    async def _answer(self, handler: Handler, is_batch: bool, scope: Scope, receive: Receive) -> Answer:
-        settings = self._ready().settings
-        key, declared = _read_headers(scope["headers"])
-        limit = settings.max_batch_bytes if is_batch else settings.max_body_bytes
-        return await handler(Call(key, await _read_body(receive, limit, declared), scope["query_string"], receive))
-
-    def _ready(self) -> Runtime:
+    async def _answer(self, route: Route, scope: Scope, receive: Receive) -> Answer:
+        if scope["method"] != route.method:
+            return self._wrong_method(route, scope)
         runtime = self._runtime()
         if runtime is None:
             raise Rejected(RejectCode.NOT_READY, "the server is starting or stopping", retry_after_seconds=1)
-        return runtime
+        key, declared, media_type = read_headers(scope["headers"])
+        call = Call(runtime, route.admit(runtime, key), scope["query_string"], receive)
+        if route.method == "POST":
+            require_json(media_type)
+            settings = runtime.settings
+            limit = settings.max_batch_bytes if route.is_batch else settings.max_body_bytes
+            call.body = await read_body(receive, limit, declared)
+        return await route.handle(call)
+
+    def _wrong_method(self, route: Route, scope: Scope) -> Answer:
+        refusal = Rejected(RejectCode.METHOD_NOT_ALLOWED, f"{scope['method']} {scope['path'][:256]}")
+        status, body, headers = self._refuse(refusal)
+        return status, body, (*headers, (b"allow", route.method.encode()))
 
     def _refuse(self, rejected: Rejected) -> Answer:
         if runtime := self._runtime():
@@ -128,113 +141,128 @@ class HotRoutes:
         return STATUS[rejected.code], encode_problem(rejected), (PROBLEM, *extra)
 
     async def _command(self, call: Call) -> Answer:
-        runtime = self._ready()
-        principal = runtime.auth.authenticate(call.key)
-        principal.require("submit")
-        accepted = await runtime.ingress.submit(call.body, principal)
+        accepted = await call.runtime.ingress.submit(call.body, call.caller)
         location = (b"location", f"/v1/jobs/{accepted.jobId}".encode())
         return 202, _encode(accepted), (JSON, location)
 
     async def _commands(self, call: Call) -> Answer:
-        runtime = self._ready()
-        principal = runtime.auth.authenticate(call.key)
-        principal.require("submit")
-        commands = _decode(call.body, _decode_commands).commands
+        commands = decode(call.body, _decode_commands).commands
         _check_size(commands)
+        submit = call.runtime.ingress.submit
         outcomes = await asyncio.gather(
-            *(runtime.ingress.submit(bytes(command), principal) for command in commands), return_exceptions=True
+            *(submit(bytes(command), call.caller) for command in commands), return_exceptions=True
         )
-        results = [self._item(outcome, 202) for outcome in outcomes]
-        return 200, _encode({"results": results}), (JSON,)
-
-    def _callback(self, kind: str) -> Handler:
-        async def handle(call: Call) -> Answer:
-            callbacks = self._ready().callbacks
-            parsed = _decode(call.body, _decode_any)
-            if not isinstance(parsed, dict):
-                raise Rejected(RejectCode.INVALID_CALLBACK, "the body must be a JSON object")
-            if not call.key:
-                raise Rejected(RejectCode.INVALID_CALLBACK_TOKEN, "send the directive's callback_token as bearer token")
-            spoken = await callbacks.authenticate(kind, parsed, call.key)
-            (answer,) = await callbacks.apply(spoken.job_id, [spoken.said])
-            if isinstance(answer, Rejected):
-                raise answer
-            return 200, _encode(answer), (JSON,)
-
-        return handle
+        return 200, _encode({"results": [self._item(outcome, 202) for outcome in outcomes]}), (JSON,)
 
     async def _callbacks(self, call: Call) -> Answer:
         """What services said about one step is applied in order in one commit; steps go side by side."""
-        items = _decode(call.body, _decode_callbacks).callbacks
+        items = decode(call.body, _decode_callbacks).callbacks
         _check_size(items)
+        callbacks = call.runtime.callbacks
         outcomes: list[Any] = [None] * len(items)
         by_step: dict[tuple[str, str], list[tuple[int, ServiceSaid]]] = {}
         for i, item in enumerate(items):
             try:
-                spoken = await self._speak(item)
-            except Rejected as rejected:
-                outcomes[i] = rejected
+                spoken = await _speak(callbacks, item)
+            except (Rejected, LedgerError) as refusal:
+                outcomes[i] = refusal
             else:
                 by_step.setdefault((spoken.job_id, spoken.said.step_id), []).append((i, spoken.said))
-        await asyncio.gather(*(self._apply(job_id, said, outcomes) for (job_id, _), said in by_step.items()))
+        await asyncio.gather(*(_apply(callbacks, job_id, said, outcomes) for (job_id, _), said in by_step.items()))
         return 200, _encode({"results": [self._item(outcome, 200) for outcome in outcomes]}), (JSON,)
-
-    async def _speak(self, item: dict[str, Any]) -> Any:
-        kind, token = item.get("type"), item.get("callback_token")
-        if kind not in ("ack", "heartbeat", "result"):
-            raise Rejected(RejectCode.INVALID_CALLBACK, "type must be ack, heartbeat or result")
-        if not isinstance(token, str) or not token:
-            raise Rejected(RejectCode.INVALID_CALLBACK_TOKEN, "callback_token is missing")
-        return await self._ready().callbacks.authenticate(kind, item, token)
-
-    async def _apply(self, job_id: str, said: list[tuple[int, ServiceSaid]], outcomes: list[Any]) -> None:
-        try:
-            answers: Sequence[Any] = await self._ready().callbacks.apply(job_id, [one for _, one in said])
-        except (Rejected, LedgerError) as error:
-            answers = [error] * len(said)
-        for (i, _), answer in zip(said, answers, strict=True):
-            outcomes[i] = answer
 
     def _item(self, outcome: Any, status: int) -> dict[str, Any]:
         """One item's own answer within a batch: the body it would have got alone, with its status."""
         if isinstance(outcome, LedgerError):
             outcome = ledger_refusal(outcome)
+        elif isinstance(outcome, BaseException) and not isinstance(outcome, Rejected):
+            log.error("an item of a batch failed", exc_info=outcome)
+            outcome = Rejected(RejectCode.INTERNAL, "see the server's log")
         if isinstance(outcome, Rejected):
             if runtime := self._runtime():
                 runtime.metrics.refusals(outcome.code).inc()
             return {"status_code": STATUS[outcome.code], **msgspec.to_builtins(problem(outcome))}
-        if isinstance(outcome, BaseException):
-            raise outcome
         return {"status_code": status, "status": status, **msgspec.structs.asdict(outcome)}
 
-    def _job(self, job_id: str) -> Handler:
-        async def handle(call: Call) -> Answer:
-            runtime = self._ready()
-            principal = runtime.auth.authenticate(call.key)
-            principal.require("read")
-            return 200, _encode(await runtime.queries.job(job_id, principal, _wait(call.query))), (JSON,)
 
-        return handle
-
-    def _pull(self, service: str) -> Handler:
-        async def handle(call: Call) -> Answer:
-            runtime = self._ready()
-            runtime.auth.authenticate(call.key).require_service(service)
-            request = _decode(call.body, _decode_pull, RejectCode.INVALID_QUERY) if call.body else PullRequest()
-            lanes = frozenset(request.lanes) if request.lanes is not None else None
-            directives = await runtime.dispatcher.pull(service, request.max, request.wait_seconds, lanes, call.hung_up)
-            return 200, _encode(PullAnswer(directives)), (JSON,)
-
-        return handle
+def _submitter(runtime: Runtime, key: str) -> Principal:
+    principal = runtime.auth.authenticate(key)
+    principal.require("submit")
+    return principal
 
 
-def _decode(body: bytes, decode: Callable[[bytes], Any], code: RejectCode = RejectCode.INVALID_ENVELOPE) -> Any:
+def _reader(runtime: Runtime, key: str) -> Principal:
+    principal = runtime.auth.authenticate(key)
+    principal.require("read")
+    return principal
+
+
+def _token_bearer(runtime: Runtime, key: str) -> Claims:
+    if not key:
+        raise Rejected(RejectCode.INVALID_CALLBACK_TOKEN, "send the directive's callback_token as bearer token")
+    return runtime.callbacks.verify(key)
+
+
+def _anyone(runtime: Runtime, key: str) -> None:
+    """Each item of the body brings its own token."""
+
+
+def _callback(kind: str) -> Callable[[Call], Awaitable[Answer]]:
+    async def handle(call: Call) -> Answer:
+        callbacks = call.runtime.callbacks
+        parsed = decode(call.body, _decode_any)
+        if not isinstance(parsed, dict):
+            raise Rejected(RejectCode.INVALID_CALLBACK, "the body must be a JSON object")
+        spoken = await callbacks.hear(kind, parsed, call.caller)
+        (answer,) = await callbacks.apply(spoken.job_id, [spoken.said])
+        if isinstance(answer, Rejected):
+            raise answer
+        return 200, _encode(answer), (JSON,)
+
+    return handle
+
+
+async def _speak(callbacks: Callbacks, item: Any) -> Spoken:
+    if not isinstance(item, dict):
+        raise Rejected(RejectCode.INVALID_CALLBACK, "a callback must be a JSON object")
+    kind, token = item.get("type"), item.get("callback_token")
+    if not isinstance(token, str) or not token:
+        raise Rejected(RejectCode.INVALID_CALLBACK_TOKEN, "callback_token is missing")
+    claims = callbacks.verify(token)
+    if kind not in ("ack", "heartbeat", "result"):
+        raise Rejected(RejectCode.INVALID_CALLBACK, "type must be ack, heartbeat or result")
+    return await callbacks.hear(kind, item, claims)
+
+
+async def _apply(callbacks: Callbacks, job_id: str, said: list[tuple[int, ServiceSaid]], outcomes: list[Any]) -> None:
     try:
-        return decode(body)
-    except msgspec.ValidationError as error:
-        raise Rejected(code, str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Rejected(RejectCode.MALFORMED_JSON, str(error) or "the JSON is nested too deeply") from None
+        answers: Sequence[Any] = await callbacks.apply(job_id, [one for _, one in said])
+    except Exception as error:  # noqa: BLE001 - it is the answer of these items, and of no others
+        answers = [error] * len(said)
+    for (i, _), answer in zip(said, answers, strict=True):
+        outcomes[i] = answer
+
+
+def _job(job_id: str) -> Callable[[Call], Awaitable[Answer]]:
+    async def handle(call: Call) -> Answer:
+        job = await call.runtime.queries.job(job_id, call.caller, _wait(call.query))
+        return 200, _encode(job), (JSON,)
+
+    return handle
+
+
+def _pull(service: str) -> Route:
+    def admit(runtime: Runtime, key: str) -> None:
+        runtime.auth.authenticate(key).require_service(service)
+
+    async def handle(call: Call) -> Answer:
+        request = decode(call.body, _decode_pull) if call.body else PullRequest()
+        lanes = frozenset(request.lanes) if request.lanes is not None else None
+        pull = call.runtime.dispatcher.pull
+        directives = await pull(service, request.max, request.wait_seconds, lanes, call.hung_up)
+        return 200, _encode(PullAnswer(directives)), (JSON,)
+
+    return Route(admit, handle)
 
 
 def _wait(query: bytes) -> float:
@@ -256,36 +284,6 @@ def _wait(query: bytes) -> float:
 def _check_size(items: list[Any]) -> None:
     if len(items) > MAX_BATCH:
         raise Rejected(RejectCode.BATCH_TOO_LARGE, f"a batch may have {MAX_BATCH} items, this one has {len(items)}")
-
-
-def _read_headers(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str, int]:
-    """The bearer token, and the length that the client declared."""
-    key, declared = "", 0
-    for name, value in headers:
-        if name == b"authorization":
-            scheme, _, token = value.decode("latin-1").partition(" ")
-            key = token.strip() if scheme.lower() == "bearer" else ""
-        elif name == b"content-length" and value.isdigit():
-            declared = int(value)
-        elif name == b"content-type" and b"json" not in value.lower():
-            raise Rejected(RejectCode.UNSUPPORTED_MEDIA_TYPE, "send the body as application/json")
-    return key, declared
-
-
-async def _read_body(receive: Receive, limit: int, declared: int) -> bytes:
-    too_large = Rejected(RejectCode.BODY_TOO_LARGE, f"the body may have {limit} bytes")
-    if declared > limit:
-        raise too_large
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    while message.get("more_body"):
-        message = await receive()
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise too_large
-    if len(body) > limit:
-        raise too_large
-    return body
 
 
 async def _send(send: Send, answer: Answer) -> None:

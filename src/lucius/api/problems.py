@@ -1,10 +1,13 @@
 """Refusals on the wire: RFC 9457, one status for each code."""
 
 import msgspec
+import structlog
 
 from lucius.contract import Problem
-from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerFull
+from lucius.ports.errors import LedgerError, LedgerFull, VersionConflict
 from lucius.service.errors import RejectCode, Rejected
+
+log = structlog.get_logger(__name__)
 
 C = RejectCode
 
@@ -66,6 +69,7 @@ def problem(rejected: Rejected) -> Problem:
         errors=rejected.faults,
         jobId=rejected.job_id,
         disposition=rejected.disposition,
+        retry_after_seconds=rejected.retry_after_seconds,
     )
 
 
@@ -83,11 +87,13 @@ def encode_problem(rejected: Rejected) -> bytes:
 
 
 def ledger_refusal(error: LedgerError) -> Rejected:
-    """What a caller is told when the store cannot take a commit."""
+    """What a caller is told when the store cannot take a commit. Its path and state are for the log only."""
     match error:
         case LedgerFull():
+            log.error("the ledger is full", reason=str(error))
             return Rejected(C.LEDGER_FULL, "the ledger's disk is full; nothing of this request was kept")
-        case LedgerBusy() | LedgerCorrupt():
-            return Rejected(C.NOT_READY, str(error), retry_after_seconds=5)
+        case VersionConflict():
+            return Rejected(C.LEDGER_CONTENDED, "the job is changing too fast; try again", retry_after_seconds=1)
         case _:
-            return Rejected(C.LEDGER_CONTENDED, str(error), retry_after_seconds=1)
+            log.error("the ledger refused", reason=str(error))
+            return Rejected(C.NOT_READY, "the ledger cannot be used right now", retry_after_seconds=5)

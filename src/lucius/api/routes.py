@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from msgspec import Struct
 
 from lucius import contract
-from lucius.api.openapi import answers, takes
+from lucius.api.bodies import decode, read_body, read_headers, require_json
+from lucius.api.openapi import answers, plain_text, streams, takes
 from lucius.core.model import BlockedReason, JobStatus
 from lucius.core.protocol import Protocol
 from lucius.core.routing import normalise_tenant
@@ -26,14 +26,6 @@ T = TypeVar("T")
 MAX_STREAMS = 500
 QUIET_SECONDS = 15.0
 _encode = msgspec.json.Encoder().encode
-
-
-class CancelRequest(Struct, forbid_unknown_fields=True):
-    reason: Annotated[str, msgspec.Meta(max_length=1024)] = ""
-
-
-class OutboxRetryRequest(Struct, forbid_unknown_fields=True):
-    reason: Annotated[str, msgspec.Meta(max_length=1024)] = ""
 
 
 def ok(value: Any, status: int = 200) -> Response:
@@ -71,17 +63,11 @@ Wired = Annotated[Runtime, Depends(runtime_of)]
 async def body_of(request: Request, kind: type[T]) -> T:
     """A small JSON body, or nothing for its defaults."""
     limit = (await runtime_of(request)).settings.max_body_bytes
-    raw = b""
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > limit:
-            raise Rejected(RejectCode.BODY_TOO_LARGE, f"the body may have {limit} bytes")
-    try:
-        return msgspec.json.decode(raw or b"{}", type=kind)
-    except msgspec.ValidationError as error:
-        raise Rejected(RejectCode.INVALID_ENVELOPE, str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Rejected(RejectCode.MALFORMED_JSON, str(error)) from None
+    _, declared, media_type = read_headers(request.scope["headers"])
+    require_json(media_type)
+    raw = await read_body(request.receive, limit, declared)
+    value: T = decode(raw or b"{}", msgspec.json.Decoder(kind).decode)
+    return value
 
 
 @router.get("/v1/jobs", tags=["jobs"], **answers(contract.JobList, 401, 403, 422))
@@ -125,7 +111,7 @@ def _request_type(runtime: Runtime, name: str | None) -> str | None:
 
 def _instant(text: str | None) -> int | None:
     try:
-        return parse_timestamp(text) if text else None
+        return parse_timestamp(text.replace(" ", "+")) if text else None  # a bare + in a query means a space
     except (ValueError, OverflowError) as error:
         raise Rejected(RejectCode.INVALID_QUERY, f"created_after: {error}") from None
 
@@ -140,7 +126,7 @@ async def get_attempts(job_id: str, who: Reader, runtime: Wired) -> Response:
     return ok(contract.AttemptList(attempts=await runtime.queries.attempts(job_id, who)))
 
 
-@router.get("/v1/jobs/{job_id}/events", tags=["jobs"], **answers(contract.EventList, 401, 403, 404, 422))
+@router.get("/v1/jobs/{job_id}/events", tags=["jobs"], **streams(contract.EventList, 401, 403, 404, 422))
 async def get_events(
     request: Request,
     job_id: str,
@@ -148,23 +134,23 @@ async def get_events(
     runtime: Wired,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
     cursor: Annotated[int, Query(ge=0, le=2**53, description="Answer what comes after this sequence number")] = 0,
+    last_event_id: Annotated[str | None, Header(description="Goes before `cursor` in a stream")] = None,
 ) -> Response:
     """With `Accept: text/event-stream`, live until the job ends; resumes after `Last-Event-ID`."""
     if "text/event-stream" in request.headers.get("accept", ""):
-        last = request.headers.get("last-event-id", "")
+        last = last_event_id or ""
         after = int(last) if last.isascii() and last.isdigit() and len(last) < 16 else cursor
         await runtime.queries.require(job_id, who)
+        if request.app.state.streams.locked():
+            raise Rejected(RejectCode.NOT_READY, "too many live streams; poll instead", retry_after_seconds=5)
         return StreamingResponse(_stream(request, runtime, job_id, who, after), media_type="text/event-stream")
     events, next_cursor = await runtime.queries.events(job_id, who, cursor, limit)
     return ok(contract.EventList(events=events, next_cursor=next_cursor))
 
 
 async def _stream(request: Request, runtime: Runtime, job_id: str, who: Principal, after: int) -> AsyncIterator[bytes]:
-    streams: asyncio.Semaphore = request.app.state.streams
-    if streams.locked():
-        yield b"event: refused\ndata: too many live streams; poll instead\n\n"
-        return
-    async with streams:
+    slots: asyncio.Semaphore = request.app.state.streams
+    async with slots:
         async for event in runtime.queries.follow(job_id, who, after, QUIET_SECONDS):
             if event is None:
                 yield b": still here\n\n"
@@ -174,31 +160,36 @@ async def _stream(request: Request, runtime: Runtime, job_id: str, who: Principa
 
 
 @router.post(
-    "/v1/jobs/{job_id}:cancel", tags=["jobs"], **takes(CancelRequest, contract.JobView, 202, 401, 403, 404, 409, 422)
+    "/v1/jobs/{job_id}:cancel",
+    tags=["jobs"],
+    **takes(contract.CancelRequest, contract.JobView, 202, 401, 403, 404, 409, 422),
 )
 async def cancel_job(request: Request, job_id: str, who: Operator, runtime: Wired) -> Response:
     """No further step starts. What is with a service may end; then the job is CANCELLED."""
-    asked = await body_of(request, CancelRequest)
-    return ok(await runtime.operations.cancel(job_id, who, asked.reason), 202)
+    asked = await body_of(request, contract.CancelRequest)
+    return ok(await runtime.operations.cancel(job_id, who, asked.reason or ""), 202)
 
 
 @router.post(
     "/v1/admin/outbox/retry",
     tags=["operations"],
-    **takes(OutboxRetryRequest, contract.OutboxRetried, 200, 401, 403, 422),
+    **takes(contract.OutboxRetryRequest, contract.OutboxRetried, 200, 401, 403, 422),
 )
 async def retry_outbox(request: Request, who: Operator, runtime: Wired) -> Response:
-    """Try every step again now that waits after a failed hand-over, and wake the relay for the rest."""
-    await body_of(request, OutboxRetryRequest)
+    """Try every step again now that waits after a failed hand-over, and wake the relay for the rest.
+
+    Of the tenants that the key is good for.
+    """
+    await body_of(request, contract.OutboxRetryRequest)
     return ok(await runtime.operations.retry_outbox(who))
 
 
 @router.get("/v1/protocols", tags=["protocols"], **answers(contract.ProtocolList, 401, 403))
 async def list_protocols(who: Reader, runtime: Wired) -> Response:
-    """Protocols in force, and files that were refused with the reason."""
+    """Protocols in force; and files, of protocols and of the config, that were refused with the reason."""
     problems = [
         contract.ProtocolProblem(file=problem.file, line=problem.line, reason=problem.reason)
-        for problem in runtime.protocols.problems()
+        for problem in (*runtime.protocols.problems(), *runtime.config.problems())
     ]
     protocols = [_protocol_view(protocol) for protocol in runtime.protocols.list()]
     return ok(contract.ProtocolList(protocols=protocols, problems=problems))
@@ -218,13 +209,13 @@ def _protocol_view(protocol: Protocol) -> contract.ProtocolView:
     return contract.ProtocolView(**msgspec.to_builtins(protocol) | {"steps": msgspec.to_builtins(protocol.steps)})
 
 
-@router.get("/healthz", tags=["health"])
-async def healthz() -> dict[str, str]:
+@router.get("/healthz", tags=["health"], **answers(contract.Health))
+async def healthz() -> Response:
     """The process is up."""
-    return {"status": "ok"}
+    return ok(contract.Health(status="ok"))
 
 
-@router.get("/readyz", tags=["health"], **answers(contract.Ready, 503))
+@router.get("/readyz", tags=["health"], **answers(contract.Ready))
 async def readyz(runtime: Wired) -> Response:
     """The ledger answers and the engine runs."""
     await runtime.store.counters()
@@ -233,7 +224,7 @@ async def readyz(runtime: Wired) -> Response:
     return ok(contract.Ready(status="ready"))
 
 
-@router.get("/metrics", tags=["health"], response_class=Response)
+@router.get("/metrics", tags=["health"], **plain_text())
 async def metrics(runtime: Wired) -> Response:
     """Prometheus exposition."""
     return Response(await runtime.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -15,6 +15,7 @@ from lucius.ports.clock import Clock
 from lucius.ports.ledger import Ledger
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.jobs import Jobs
+from lucius.service.json_values import MAX_DEPTH, too_deep
 from lucius.service.timestamps import timestamp_or_none
 from lucius.service.tokens import Claims, TokenSigner
 
@@ -48,7 +49,14 @@ class Callbacks:
 
     async def authenticate(self, kind: str, body: dict[str, Any], token: str) -> Spoken:
         """Whoever speaks holds the directive of exactly this attempt. Raises Rejected otherwise."""
-        claims = self._signer.verify(token)
+        return await self.hear(kind, body, self.verify(token))
+
+    def verify(self, token: str) -> Claims:
+        """What a token of ours says, before anything that came with it is looked at. Raises Rejected."""
+        return self._signer.verify(token)
+
+    async def hear(self, kind: str, body: dict[str, Any], claims: Claims) -> Spoken:
+        """A callback from the bearer of a genuine token. Raises Rejected if it speaks for another attempt."""
         callback = _parse(kind, body)
         _match(claims, callback)
         if claims.expires_at < self._clock.now() and not await self._still_leased(claims):
@@ -149,10 +157,13 @@ def _extra(kind: str, body: dict[str, Any]) -> dict[str, Any]:
 def _bounded(value: Any, limit: int, pointer: str) -> None:
     if value is None:
         return
-    size = len(msgspec.json.encode(value))
-    if size > limit:
-        what = "the result" if pointer else "the extra fields together"
-        message = f"{what} may have {limit} bytes of JSON and has {size}; write large output to the workspace"
+    encoded = msgspec.json.encode(value)
+    what, message = "the result" if pointer else "the extra fields together", None
+    if len(encoded) > limit:
+        message = f"{what} may have {limit} bytes of JSON and has {len(encoded)}; write large output to the workspace"
+    elif encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and too_deep(value):
+        message = f"{what} may be nested {MAX_DEPTH} levels deep"
+    if message is not None:
         raise Rejected(RejectCode.INVALID_CALLBACK, message, [Fault(pointer, message)])
 
 

@@ -15,7 +15,8 @@ from lucius.service.jobs import Jobs
 from lucius.service.queries import Queries
 
 END_OF_TIME: Instant = 2**62
-RETRY_BATCH = 1_000
+MOST_ROWS = 100_000
+RETRY_BATCH = 200
 
 
 class Operations:
@@ -37,12 +38,19 @@ class Operations:
                 return await self._queries.job(job_id, who)
 
     async def retry_outbox(self, who: Principal) -> dict[str, int]:
-        """Try everything again that waits after a failed hand-over, and wake the relay for the rest."""
-        rows = await self._ledger.pending(PendingQuery(limit=RETRY_BATCH, now=END_OF_TIME))
+        """Try everything again that waits after a failed hand-over, and wake the relay for the rest.
+
+        Of the tenants that `who` may see. What waits for a service is in the same outbox and may be much more.
+        """
+        found = await self._ledger.pending(PendingQuery(limit=MOST_ROWS, now=END_OF_TIME))
+        rows = [row for row in found if who.sees(row.tenant_id)]
         waiting = sorted({row.job_id for row in rows if row.next_attempt_at is not None})
-        decisions = await asyncio.gather(*(self._jobs.apply(job_id, (RetryHandOver(who.name),)) for job_id in waiting))
+        retried = 0
+        for i in range(0, len(waiting), RETRY_BATCH):
+            retried += sum(await asyncio.gather(*(self._retry(job_id, who) for job_id in waiting[i : i + RETRY_BATCH])))
         self._hub.relay.set()
-        return {
-            "retried": sum(isinstance(decision.reply, Applied) for decision in decisions),
-            "pending": len(rows),
-        }
+        return {"retried": retried, "pending": len(rows)}
+
+    async def _retry(self, job_id: str, who: Principal) -> bool:
+        decision = await self._jobs.apply(job_id, (RetryHandOver(who.name),))
+        return isinstance(decision.reply, Applied)

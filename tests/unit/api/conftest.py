@@ -1,0 +1,51 @@
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lucius.service.auth import hash_key
+from tests.support.api import Api, serving, settings_for
+
+Start = Callable[..., Awaitable[Api]]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts a server: `config` is the content of its config file, the rest are settings."""
+    async with AsyncExitStack() as stack:
+
+        async def start(config: dict[str, Any] | None = None, **changes: Any) -> Api:
+            if config is not None:
+                changes["config_path"] = write_config(tmp_path, config)
+            return await stack.enter_async_context(serving(settings_for(tmp_path, **changes)))
+
+        yield start
+
+
+@pytest.fixture
+async def api(start: Start, ledger_url: str) -> Api:
+    return await start(ledger_url=ledger_url)
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> Path:
+    path = folder / "lucius.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+def key_entry(key: str, *scopes: str, tenants: tuple[str, ...] = (), service: str | None = None) -> dict[str, Any]:
+    """A key of the config file; its name is the key itself."""
+    entry: dict[str, Any] = {"name": key, "sha256": hash_key(key), "scopes": list(scopes)}
+    if tenants:
+        entry["tenants"] = list(tenants)
+    if service:
+        entry["service"] = service
+    return entry
