@@ -22,7 +22,7 @@ class MemoryBus:
         self._capacity = capacity
         self._down = False
         self._queues: dict[str, deque[Directive]] = {}
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in order, so that a simulation repeats itself
 
     @property
     def down(self) -> bool:
@@ -71,11 +71,11 @@ class MemoryBus:
     async def changed(self) -> None:
         """Until something was published or the bus went down or up."""
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(news)
+        self._waiting[news] = None
         try:
             await news
         finally:
-            self._waiting.discard(news)
+            self._waiting.pop(news, None)
 
     def _wake(self) -> None:
         """Everyone looks again: who is cancelled just now takes nothing with it."""

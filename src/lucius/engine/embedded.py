@@ -18,8 +18,7 @@ class EmbeddedEngine:
     async def start(self) -> None:
         loops = {"deadlines": self._sweeper.deadlines_turn, "repair": self._sweeper.repair_turn}
         if self._relay is not None:
-            await self._relay.settle_claims()
-            loops["relay"] = self._relay.turn
+            loops |= {"relay": self._relay.turn, "claims": self._relay.claims_turn}
         self._tasks = [
             asyncio.create_task(supervised(name, turn, self._on_failure), name=f"lucius-{name}")
             for name, turn in loops.items()

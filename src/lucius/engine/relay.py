@@ -42,15 +42,27 @@ class Relay:
         self._clock = clock
         self._retry_interval = retry_interval
         self._publish_timeout = publish_timeout
+        self._started_at = clock.now()
         self._slots = asyncio.Semaphore(parallel)
         self._down = False
 
+    async def claims_turn(self) -> None:
+        await self.settle_claims()
+        await asyncio.sleep(self._publish_timeout)
+
     async def settle_claims(self) -> None:
-        """Rows that were being published when we died: their outcome is unknown, so they count as handed over."""
+        """Rows that nobody publishes any more: their outcome is unknown, so they count as handed over.
+
+        Whoever claimed them died before we started, or could not report in time: a publish that lives is younger.
+        """
         while True:
-            rows = await self._ledger.pending(PendingQuery(limit=BATCH, now=self._clock.now(), claimed=True))
+            now = self._clock.now()
+            rows = await self._ledger.pending(PendingQuery(limit=BATCH, now=now, claimed=True))
+            oldest_alive = max(self._started_at, now - round(self._publish_timeout * 2000))
             settled = 0
             for row in rows:
+                if row.claimed_at is None or row.claimed_at >= oldest_alive:
+                    continue
                 report = HandedOver(row.step_id, row.attempt_no, row.lease_id)
                 decision = await self._jobs.apply(row.job_id, (report,), row.step_id)
                 settled += isinstance(decision.reply, Applied)

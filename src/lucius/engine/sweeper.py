@@ -57,7 +57,7 @@ class Sweeper:
             tick = DeadlinePassed(self._resumed_at)
             acted = sum(await asyncio.gather(*(self._feed(job_id, tick, "deadline") for job_id in due)))
             moved += acted
-            self._last_tick = self._clock.now()
+            self._notice_gap()  # we may have stood still in the middle of it
             if len(due) < BATCH or not acted:
                 return moved
 

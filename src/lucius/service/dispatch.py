@@ -81,10 +81,14 @@ class Dispatcher:
     async def _hand_out(self, service: str, limit: int, lanes: frozenset[int] | None) -> list[Directive]:
         rows = await self.take(service, limit, lanes)
         try:
-            given = await asyncio.gather(*(self._give(row) for row in rows))
+            given = await asyncio.gather(*(self._give(row) for row in rows), return_exceptions=True)
         finally:
             self.put_back(rows)
-        return [directive for directive in given if directive is not None]
+        directives = [directive for directive in given if isinstance(directive, Directive)]
+        failures = [failure for failure in given if isinstance(failure, BaseException)]
+        if failures and not directives:  # what was handed over is answered, whatever became of the rest
+            raise failures[0]
+        return directives
 
     async def take(self, service: str | None, limit: int, lanes: frozenset[int] | None = None) -> list[OutboxRow]:
         """PENDING rows that nobody else in this process is handing over right now."""

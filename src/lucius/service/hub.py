@@ -12,6 +12,8 @@ from lucius.core.model import OutboxStatus
 
 UNACKED = "unacked/"
 
+Watchers = dict[str, dict[asyncio.Event, None]]  # in order, so that a simulation repeats itself
+
 
 class _Waiter(Struct, eq=False):
     woken: asyncio.Future[None]
@@ -25,8 +27,8 @@ class Hub:
         self._pulls: dict[str, list[_Waiter]] = {}
         self._held: set[str] = set()
         self._arrivals: dict[str, int] = {}
-        self._watchers: dict[str, set[asyncio.Event]] = {}
-        self._enders: dict[str, set[asyncio.Event]] = {}
+        self._watchers: Watchers = {}
+        self._enders: Watchers = {}
         self.relay = asyncio.Event()
         self.closed = False
         self.observers: list[Callable[[Decision], None]] = []
@@ -126,13 +128,13 @@ class Hub:
                 event.set()
 
 
-def _registered(watchers: dict[str, set[asyncio.Event]], job_id: str) -> Iterator[asyncio.Event]:
+def _registered(watchers: Watchers, job_id: str) -> Iterator[asyncio.Event]:
     event = asyncio.Event()
-    events = watchers.setdefault(job_id, set())
-    events.add(event)
+    events = watchers.setdefault(job_id, {})
+    events[event] = None
     try:
         yield event
     finally:
-        events.discard(event)
+        events.pop(event, None)
         if not events:
             watchers.pop(job_id, None)
