@@ -1,0 +1,98 @@
+"""The demo's processes: a control plane on a SQLite file and three platform services, each to be killed at will."""
+
+import asyncio
+import os
+import secrets
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+from lucius.cli.children import Child, end, kill, spawn
+from lucius.cli.client import Client
+from lucius.cli.connection import Connection
+from lucius.cli.errors import Unsuccessful
+
+CONTROL_PLANE = "control plane"
+SERVICES = ("ocr", "embedding", "sis")
+START_SECONDS = 30.0
+
+# As in production, only sooner: a person watches.
+SHORTENED = {
+    "LUCIUS_ACK_TIMEOUT": "1.5",
+    "LUCIUS_LEASE": "2",
+    "LUCIUS_BACKOFF_SCALE": "0.01",
+    "LUCIUS_SWEEP_INTERVAL": "0.05",
+    "LUCIUS_RELOAD_INTERVAL": "0.2",
+    "LUCIUS_MAX_ATTEMPTS": "5",  # a slow machine may lose some of such short leases
+    "LUCIUS_SERVICE_DELAY": "0.4",
+}
+
+
+class Stack:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.protocols = folder / "protocols"
+        self.protocols.mkdir(parents=True)
+        self._port = _free_port()
+        self.to = Connection(f"http://127.0.0.1:{self._port}", f"demo-{secrets.token_hex(8)}")
+        self.children: dict[str, Child] = {}
+        self._logs = ExitStack()
+        self._env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("LUCIUS_")},
+            **SHORTENED,
+            "LUCIUS_DEV_API_KEY": self.to.api_key,
+            "LUCIUS_API_KEY": self.to.api_key,
+            "LUCIUS_ORCHESTRATOR_URL": self.to.url,
+            "LUCIUS_DATA_DIR": str(folder / "data"),
+            "LUCIUS_PROTOCOLS_DIR": str(self.protocols),
+        }
+
+    async def start(self, name: str) -> Child:
+        """Start, or start again. Services connect by themselves once there is something to connect to."""
+        arguments = ["api", "--port", str(self._port)]
+        if name != CONTROL_PLANE:
+            arguments = ["service", name, "--concurrency", "4", "--grace", "1"]
+        child = self.children[name] = await spawn(arguments, self._env, self._log(name))
+        return child
+
+    async def kill(self, name: str) -> int:
+        """kill -9; answers the pid it had."""
+        child = self.children[name]
+        await kill(child)
+        return child.pid
+
+    async def stop(self) -> None:
+        services = [child for name, child in self.children.items() if name != CONTROL_PLANE]
+        await asyncio.gather(*(end(child) for child in services))
+        if CONTROL_PLANE in self.children:
+            await end(self.children[CONTROL_PLANE])
+        self._logs.close()
+
+    def alive(self, name: str) -> bool:
+        child = self.children.get(name)
+        return child is not None and child.returncode is None
+
+    def log_of(self, name: str) -> Path:
+        return self.folder / f"{name.replace(' ', '-')}.log"
+
+    def _log(self, name: str) -> IO[bytes]:
+        return self._logs.enter_context(open(self.log_of(name), "ab"))
+
+    async def ready(self) -> None:
+        """Until the control plane answers."""
+        child = self.children[CONTROL_PLANE]
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + START_SECONDS
+        async with Client(self.to) as client:
+            while not await client.answers("/readyz"):
+                if child.returncode is not None or loop.time() > deadline:
+                    last = self.log_of(CONTROL_PLANE).read_text(errors="replace").splitlines()[-1:]
+                    raise Unsuccessful(f"the control plane did not start: {' '.join(last) or 'it said nothing'}")
+                await asyncio.sleep(0.03)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,223 @@
+"""What people see: tables and sentences made from the API's answers."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lucius.cli.client import TERMINAL
+from lucius.contract import AttemptView, EventView, JobSummary, JobView, ProtocolList, ProtocolView, StepWithAttempts
+
+WIDE = 200  # in a pipe nobody looks at the width, and cut lines help nobody
+STYLES = {
+    "SUCCEEDED": "green",
+    "FAILED_FINAL": "red",
+    "CANCELLED": "yellow",
+    "CANCELLING": "yellow",
+    "FAILED_RETRY": "yellow",
+    "PROCESSING": "cyan",
+    "IN_PROGRESS": "cyan",
+    "INITIATED": "cyan",
+    "PENDING": "dim",
+    "SKIPPED": "dim",
+}
+
+
+def out() -> Console:
+    return _console(sys.stdout.isatty(), stderr=False)
+
+
+def err() -> Console:
+    return _console(sys.stderr.isatty(), stderr=True)
+
+
+def _console(terminal: bool, *, stderr: bool) -> Console:
+    width = None if terminal or os.environ.get("COLUMNS") else WIDE
+    return Console(stderr=stderr, highlight=False, width=width)
+
+
+def print_json(value: Any) -> None:
+    """Machine output: an answer's bytes as they came, or a value of ours, indented."""
+    if isinstance(value, bytes):
+        typer.echo(msgspec.json.format(value, indent=2).decode())
+    else:
+        typer.echo(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False))
+
+
+def table(*columns: str | tuple[str, dict[str, Any]]) -> Table:
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        name, options = (column, {}) if isinstance(column, str) else column
+        made.add_column(name, **options)
+    return made
+
+
+def status_text(status: str) -> Text:
+    return Text(status, style=STYLES.get(status, ""))
+
+
+def jobs_table(jobs: Iterable[JobSummary], now: datetime) -> Table:
+    whole = {"no_wrap": True, "overflow": "fold"}
+    made = table(("JOB", whole), ("TENANT", whole), ("TYPE", whole), ("STATUS", whole), "STEP", "AGE", "WHY")
+    for job in jobs:
+        made.add_row(
+            job.jobId,
+            job.tenant_id,
+            job.request_type,
+            status_text(job.status),
+            job.current_step_id or "",
+            ago(job.created_at, now),
+            _why(job),
+        )
+    return made
+
+
+def _why(job: JobSummary) -> str:
+    if job.blocked_on is not None:
+        return job.blocked_on.message
+    return job.error.message or job.error.code if job.error else ""
+
+
+def explain(job: JobView) -> str:
+    """Why a job waits and until when; or how it ended, and why."""
+    if job.status not in TERMINAL:
+        return f"{job.status}: {job.blocked_on.message if job.blocked_on else 'it is being worked on'}."
+    took = f"{seconds_between(job.created_at, job.completed_at):.1f} s after it was accepted"
+    tries = plural(job.attempts_total, "attempt")
+    match job.status:
+        case "SUCCEEDED":
+            return f"SUCCEEDED {took}, with {tries} at {plural(len(job.steps), 'step')}; its output is {job.output_ref}"
+        case "CANCELLED":
+            return f"CANCELLED {took}, as someone asked; {tries} had been made."
+        case _:
+            error = job.error
+            return f"{job.status} {took}: {error.message or error.code} [{error.code}]" if error else job.status
+
+
+def job_header(job: JobView) -> Table:
+    made = table(("", {"style": "dim"}), "")
+    made.show_header = False
+    rows: list[tuple[str, str | Text]] = [
+        ("job", job.jobId),
+        ("tenant", job.tenant_id),
+        ("protocol", f"{job.request_type} version {job.protocol_version}"),
+        ("mode", job.mode + (f", doc_id {job.doc_id}" if job.doc_id else "")),
+        ("status", status_text(job.status)),
+        ("why", explain(job)),
+        ("created", job.created_at),
+        ("ended", job.completed_at or ""),
+        ("input", job.input_ref),
+        ("output", job.output_ref),
+        ("workspace", job.workspace_ref),
+        ("correlation", job.correlation_id),
+        ("key", job.idempotency_key or ""),
+    ]
+    for name, value in rows:
+        if value:
+            made.add_row(name, value)
+    return made
+
+
+def steps_table(steps: Sequence[StepWithAttempts]) -> Table:
+    """One line for each attempt, in order."""
+    made = table("STEP", "SERVICE", "STATUS", "ATTEMPT", "HOW IT ENDED", "LANE", "HANDED OVER", "ACK", "ENDED", "ERROR")
+    for step in steps:
+        if not step.attempts:
+            made.add_row(step.stepId, step.service, status_text(step.status), "", "", "", "", "", "", "")
+        for number, attempt in enumerate(step.attempts):
+            last = number == len(step.attempts) - 1
+            name = (step.stepId, step.service) if number == 0 else ("", "")
+            made.add_row(*name, status_text(step.status if last else ""), *_attempt_cells(attempt))
+    return made
+
+
+def _attempt_cells(attempt: AttemptView) -> tuple[str, ...]:
+    error = attempt.error.message or attempt.error.code if attempt.error else ""
+    progress = f"{attempt.progress:.0%} done" if attempt.progress is not None else ""
+    return (
+        str(attempt.attempt_no),
+        (attempt.outcome or progress) + (" (late success kept)" if attempt.quarantined else ""),
+        str(attempt.lane),
+        time_of(attempt.handed_over_at),
+        time_of(attempt.acked_at),
+        time_of(attempt.ended_at),
+        error,
+    )
+
+
+def events_summary(events: Sequence[EventView]) -> str:
+    counts: dict[str, int] = {}
+    for event in events:
+        disposition = event.data.get("disposition", "APPLIED")
+        name = event.type if disposition == "APPLIED" else f"{event.type} {disposition}"
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(name if n == 1 else f"{name} ×{n}" for name, n in counts.items())
+
+
+def event_line(event: EventView) -> Text:
+    where = f"{event.stepId} #{event.attempt_no}" if event.stepId else ""
+    hidden = ("lease_id", "extra")
+    told = "  ".join(f"{name}={_told(name, value)}" for name, value in event.data.items() if name not in hidden)
+    bad = event.data.get("disposition") in ("STALE", "LATE") or event.type in _TROUBLE
+    style = "yellow" if bad else ("green" if event.type.endswith("SUCCEEDED") else "")
+    return Text.assemble((time_of(event.at), "dim"), "  ", (f"{event.type:<22}", style), f"  {where:<14}  {told}")
+
+
+_TROUBLE = frozenset({"STEP_RETRY_SCHEDULED", "STEP_FAILED", "JOB_FAILED_FINAL", "HANDOVER_FAILED", "DRIFT_REPAIRED"})
+_INSTANTS = frozenset({"retry_at", "ack_deadline", "lease_expires_at"})
+
+
+def _told(name: str, value: Any) -> str:
+    if name in _INSTANTS and isinstance(value, int):
+        return datetime.fromtimestamp(value / 1000, UTC).strftime("%H:%M:%S.%f")[:-3]
+    return str(value)
+
+
+def protocols_table(listing: ProtocolList) -> Table:
+    made = table("REQUEST TYPE", "VERSION", "STEPS", "TITLE", "ALSO KNOWN AS")
+    for protocol in listing.protocols:
+        steps = " → ".join(str(step["step_id"]) for step in protocol.steps)
+        made.add_row(protocol.request_type, str(protocol.version), steps, protocol.title, ", ".join(protocol.aliases))
+    return made
+
+
+def protocol_steps(protocol: ProtocolView) -> Table:
+    made = table("STEP", "TYPE", "SERVICE", "PAYLOAD", "MUST HAVE")
+    for step in protocol.steps:
+        schema = step.get("payload_schema") or {}
+        required = schema.get("required", [])
+        members = ", ".join(name for name in schema.get("properties", {}) if name not in required)
+        made.add_row(step["step_id"], step["step_type"], step["service"], members, ", ".join(required))
+    return made
+
+
+def ago(then: str, now: datetime) -> str:
+    seconds = max(0, int((now - parse(then)).total_seconds()))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def seconds_between(start: str, end: str | None) -> float:
+    return (parse(end) - parse(start)).total_seconds() if end else 0.0
+
+
+def time_of(instant: str | None) -> str:
+    return parse(instant).strftime("%H:%M:%S.%f")[:-3] if instant else ""
+
+
+def parse(instant: str) -> datetime:
+    return datetime.fromisoformat(instant)
+
+
+def plural(n: int, thing: str) -> str:
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"

@@ -1,0 +1,209 @@
+"""Commands that run until stopped: `dev`, `api`, `reconciler`, `service`."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from lucius.cli.children import die_with_parent, keep_running
+from lucius.cli.client import Client
+from lucius.cli.connection import Connection, Options, connection, dev_key, remember_dev_server
+from lucius.cli.errors import CliError, Misused, guarded, run
+from lucius.cli.render import out
+from lucius.observability.logs import configure_logging
+from lucius.settings import Settings, load_settings
+
+SERVICES = ("ocr", "embedding", "sis")
+READY_SECONDS = 30.0
+SERVICE_GRACE = 2.0
+ONE_PROCESS_LEDGERS = ("sqlite", "memory")
+
+DataDir = Annotated[
+    Path | None, typer.Option(help="Ledger, keys and artifacts; .lucius if absent", envvar="LUCIUS_DATA_DIR")
+]
+Host = Annotated[str, typer.Option(help="Address to listen on")]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one", min=0, max=65535)]
+
+
+def dev(
+    ctx: typer.Context,
+    port: Port = 8080,
+    host: Host = "127.0.0.1",
+    data_dir: DataDir = None,
+    services: Annotated[bool, typer.Option("--services/--no-services", help="Run ocr, embedding and sis too")] = True,
+    engine: Annotated[str | None, typer.Option(help="What drives the jobs: embedded")] = None,
+) -> None:
+    """Run the whole stack until Ctrl-C: control plane on a SQLite file, and the three platform services."""
+    die_with_parent()
+    folder = (data_dir or ctx.ensure_object(Options).data_dir).resolve()
+    run(lambda: _dev(host, port, folder, services, engine), fast_loop=True)
+
+
+async def _dev(host: str, port: int, data_dir: Path, with_services: bool, engine: str | None) -> None:
+    from lucius.cli.control_plane import base_url, listen, serving, stop_on_signals, until_stopped  # noqa: PLC0415
+
+    stop = stop_on_signals()
+    env = {"LUCIUS_LOG_FORMAT": "console", **os.environ, **({"LUCIUS_ENGINE": engine} if engine else {})}
+    _make_folder(data_dir)
+    with listen(host, port) as listener:
+        url = base_url(listener)
+        key = dev_key(data_dir)
+        env.setdefault("LUCIUS_ORCHESTRATOR_URL", url)
+        settings = load_settings(env, data_dir=data_dir, dev_api_key=key)
+        configure_logging(settings.log_level, settings.log_format)
+        async with serving(settings, listener) as server:
+            await _ready(Connection(url, key), server, stop)
+            remember_dev_server(data_dir, url)
+            child_env = {**env, "LUCIUS_ORCHESTRATOR_URL": url, "LUCIUS_API_KEY": key, "LUCIUS_DATA_DIR": str(data_dir)}
+            async with _services_running(child_env if with_services else None):
+                _say_ready(url, key, settings, with_services)
+                await until_stopped(server, stop)
+            out().print("stopping")
+
+
+def _make_folder(data_dir: Path) -> None:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Misused(f"can't use {data_dir} as data directory: {error.strerror}") from error
+
+
+async def _ready(to: Connection, server: asyncio.Task[None], stop: asyncio.Event) -> None:
+    """Until /readyz answers, or there is no more reason to wait."""
+    async with Client(to) as client:
+        deadline = asyncio.get_running_loop().time() + READY_SECONDS
+        while not (stop.is_set() or server.done() or await client.answers("/readyz")):
+            if asyncio.get_running_loop().time() > deadline:
+                raise CliError(f"the control plane did not become ready within {READY_SECONDS:.0f} s")
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def _services_running(env: dict[str, str] | None) -> AsyncIterator[None]:
+    """The three services as processes of their own; none without an environment for them."""
+    names = SERVICES if env is not None else ()
+    child_env = {"LUCIUS_DEMO_INPUTS": "1", **(env or {})}
+    keepers = [
+        asyncio.create_task(keep_running(name, ["service", name, "--grace", str(SERVICE_GRACE)], child_env))
+        for name in names
+    ]
+    try:
+        yield
+    finally:
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+
+
+def _say_ready(url: str, key: str, settings: Settings, with_services: bool) -> None:
+    console = out()
+    console.print(Text("Lucius is ready", style="bold green"))
+    rows = (
+        ("API", url),
+        ("docs", f"{url}/docs"),
+        ("API key", key),
+        ("ledger", settings.ledger_url),
+        ("blobs", f"{settings.data_dir / 'blobs'} (blob://out/x is out/x in there)"),
+        ("services", ", ".join(SERVICES) if with_services else "none (start them with `lucius service ocr`, …)"),
+    )
+    for name, value in rows:
+        console.print(Text.assemble((f"  {name:<9}", "dim"), value), soft_wrap=True)
+    console.print(Text("\nTry it; paste it again and you get the same job:", style="bold"))
+    console.print(Text(try_it(url, key)), soft_wrap=True)
+    console.print(Text("\nThen `lucius jobs list`, `lucius jobs watch JOB`, `lucius explain JOB`. Ctrl-C stops it."))
+
+
+def try_it(url: str, key: str) -> str:
+    """A curl that works when pasted."""
+    command = {
+        "tenant_id": "acme",
+        "request_type": "OCR_EMBEDDING_SIS",
+        "input_ref": "blob://in/contract.pdf",
+        "output_ref": "blob://out/contract.json",
+        "payload": {"sis": {"prompt_set": ["What must the supplier deliver?"]}},
+        "schema_version": "v1",
+    }
+    return (
+        f"curl -sS {url}/v1/commands \\\n"
+        f"  -H 'Authorization: Bearer {key}' \\\n"
+        f"  -H 'Content-Type: application/json' \\\n"
+        f"  -d '{json.dumps(command)}'"
+    )
+
+
+def api(
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
+    data_dir: DataDir = None,
+) -> None:
+    """Run the control plane as the environment says (LUCIUS_*), with JSON logs. Keys come from LUCIUS_CONFIG."""
+    die_with_parent()
+    run(lambda: _api(host, port, data_dir), fast_loop=True)
+
+
+async def _api(host: str, port: int, data_dir: Path | None) -> None:
+    from lucius.cli.control_plane import base_url, listen, serving, stop_on_signals, until_stopped  # noqa: PLC0415
+
+    stop = stop_on_signals()
+    with listen(host, port) as listener:
+        env = {"LUCIUS_ORCHESTRATOR_URL": base_url(listener), **os.environ}
+        settings = load_settings(env, data_dir=data_dir)
+        configure_logging(settings.log_level, settings.log_format)
+        async with serving(settings, listener) as server:
+            await until_stopped(server, stop)
+
+
+def reconciler(data_dir: DataDir = None) -> None:
+    """Run the engine without the API, for ledgers that several processes may share."""
+    die_with_parent()
+    settings = guarded(lambda: load_settings(data_dir=data_dir))
+    run(lambda: _reconciler(settings), fast_loop=True)
+
+
+async def _reconciler(settings: Settings) -> None:
+    scheme = settings.ledger_url.partition(":")[0]
+    if scheme in ONE_PROCESS_LEDGERS:
+        raise Misused(
+            f"a {scheme} ledger belongs to one process, which hosts both API and engine: `lucius api` already runs "
+            "what a reconciler would; a separate one needs a ledger that processes can share"
+        )
+    from lucius.cli.control_plane import stop_on_signals  # noqa: PLC0415
+    from lucius.wiring import open_runtime  # noqa: PLC0415
+
+    configure_logging(settings.log_level, settings.log_format)
+    stop = stop_on_signals()
+    async with open_runtime(settings):
+        await stop.wait()
+
+
+def service(
+    ctx: typer.Context,
+    names: Annotated[list[str], typer.Argument(help="ocr, embedding, sis; several share one process")],
+    url: Annotated[str | None, typer.Option(help="The control plane", envvar="LUCIUS_ORCHESTRATOR_URL")] = None,
+    api_key: Annotated[str | None, typer.Option(help="A key of scope serve; also LUCIUS_API_KEY")] = None,
+    concurrency: Annotated[int, typer.Option(help="Steps at work at once", min=1)] = 16,
+    data_dir: DataDir = None,
+    health_port: Annotated[int | None, typer.Option(help="Serve /healthz and /readyz here", min=0, max=65535)] = None,
+    grace: Annotated[float, typer.Option(help="Seconds for steps at work when asked to stop", min=0)] = 20.0,
+    delay: Annotated[
+        float, typer.Option(help="Make every step take this much longer, in seconds", envvar="LUCIUS_SERVICE_DELAY")
+    ] = 0.0,
+) -> None:
+    """Run platform services: they pull directives, do the work, and answer with ACK and RESULT."""
+    from lucius.cli.services import run_named  # noqa: PLC0415
+
+    die_with_parent()
+    to = guarded(lambda: connection(ctx, url, api_key))
+    settings = guarded(load_settings)
+    configure_logging(settings.log_level, settings.log_format)
+    run(
+        lambda: run_named(
+            names, to, concurrency=concurrency, data_dir=data_dir, health_port=health_port, grace=grace, delay=delay
+        )
+    )
