@@ -14,6 +14,7 @@ from lucius.api.document import describe
 from lucius.api.hot import HotRoutes
 from lucius.api.problems import MEDIA_TYPE, STATUS, encode_problem, ledger_refusal, problem_headers
 from lucius.api.routes import MAX_STREAMS, router
+from lucius.api.stopping import on_stop_signals
 from lucius.contract import Fault
 from lucius.observability.logs import configure_logging
 from lucius.ports.errors import LedgerError
@@ -46,10 +47,13 @@ def create_app(opener: Opener | None = None) -> HotRoutes:
     return HotRoutes(app, lambda: app.state.runtime)
 
 
-def _from_environment() -> AbstractAsyncContextManager[Runtime]:
+@asynccontextmanager
+async def _from_environment() -> AsyncIterator[Runtime]:
     settings = load_settings()
     configure_logging(settings.log_level, settings.log_format)
-    return open_runtime(settings)
+    async with open_runtime(settings) as runtime:
+        with on_stop_signals(runtime.hub.close):
+            yield runtime
 
 
 def _lifespan(opener: Opener) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:

@@ -1,0 +1,74 @@
+"""Starts test processes fast: it has imported everything already, so that a restart after kill -9 is one fork.
+
+Speaks JSON lines with its owner. It, and all that it started, are one process group, and end when its stdin does.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any, NoReturn
+
+import uvicorn
+
+import lucius.api.app  # noqa: F401 - so that a fork finds it imported
+from tests.e2e.witness import serve_witness
+
+Request = dict[str, Any]
+
+
+def main() -> None:
+    for line in sys.stdin.buffer:
+        request: Request = json.loads(line)
+        answer = wait(request["wait"], request["seconds"]) if "wait" in request else spawn(request)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    os.killpg(0, signal.SIGKILL)
+
+
+def wait(pid: int, seconds: float) -> int | None:
+    """The exit code as `subprocess` has it; None if the process still runs after that time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.002)
+
+
+def spawn(request: Request) -> int:
+    pid = os.fork()
+    return pid or become(request)
+
+
+def become(request: Request) -> NoReturn:
+    code = 70
+    try:
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.update(request["env"])
+        code = run(request["role"], request["args"])
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def run(role: str, args: list[str]) -> int:
+    try:
+        if role == "server":
+            uvicorn.run("lucius.api.app:create_app", factory=True, port=int(args[0]), log_level="warning")
+        else:
+            asyncio.run(serve_witness(*args))
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    main()
