@@ -61,12 +61,15 @@ def post_and_kill(stack: Stack, path: str, body: Json, token: str = KEY, kill_af
 class TestAfterA202:
     def test_the_job_is_there_whatever_happens_next(self, stack: Stack) -> None:
         for number in range(ROUNDS):
-            first = post_and_kill(stack, "/v1/commands", stack.command(number))
+            command = stack.command(number)
+            first = post_and_kill(stack, "/v1/commands", command)
             assert b" 202 " in first.partition(b"\r\n")[0]
             stack.serve()
-            job_id = json.loads(first[first.index(b"{") :])["jobId"]
-            job = stack.api.get(f"/v1/jobs/{job_id}")
-            assert job["input_ref"].endswith(f"/in/{number}.txt")
+            again = stack.api.call("POST", "/v1/commands", command)[1]
+            assert again["duplicate"]
+            assert f"/v1/jobs/{again['jobId']}\r\n".encode() in first, "the Location that the client was given"
+            job = stack.api.get(f"/v1/jobs/{again['jobId']}")
+            assert job["input_ref"] == command["input_ref"]
             assert job["blocked_on"]["reason"] == "HANDOVER"
         assert len(stack.api.pull("ocr", 100)) == ROUNDS
 
