@@ -152,7 +152,7 @@ class Client:
             return Unreachable(f"{self._base} answered {status}, not as Lucius does")
 
     def _unreachable(self, error: Exception) -> Unreachable:
-        if isinstance(error, aiohttp.InvalidURL | ValueError):
+        if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError | ValueError):
             return Unreachable(f"{self._base} is not an address: give --url as http://host:port")
         if isinstance(error, TimeoutError):
             return Unreachable(f"{self._base} did not answer in time")

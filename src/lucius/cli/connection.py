@@ -45,7 +45,7 @@ def connection(ctx: typer.Context, url: str | None = None, api_key: str | None =
     if not api_key and dev is not None and chosen == dev.url:  # the dev key is for the dev server alone
         api_key = read_dev_key(options.data_dir)
     if not api_key:
-        raise Misused(f"no API key for {chosen}: give --api-key or set LUCIUS_API_KEY")
+        raise Misused(f"no API key for {chosen}: give --api-key or set LUCIUS_API_KEY, or start `lucius dev` here")
     return Connection(chosen.rstrip("/"), api_key)
 
 

@@ -8,6 +8,7 @@ CliError
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
@@ -48,11 +49,7 @@ class Unreachable(CliError):
 def one_line(problem: Problem) -> str:
     """What was refused and why, with a pointer for each fault."""
     faults = "; ".join(f"{fault.pointer}: {fault.message}" for fault in problem.errors)
-    said = problem.detail or problem.title
-    if faults and not all(fault.message in said for fault in problem.errors):
-        said = f"{said}: {faults}" if problem.detail else faults
-    elif faults:
-        said = faults
+    said = faults or problem.detail or problem.title
     job = f" (job {problem.jobId})" if problem.jobId and problem.jobId not in said else ""
     return f"{said}{job} [{problem.code}]"
 
@@ -65,8 +62,6 @@ def fail(message: str, exit_code: int) -> NoReturn:
 
 
 def _colourful() -> bool:
-    import os  # noqa: PLC0415
-
     return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 

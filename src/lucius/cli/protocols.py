@@ -32,7 +32,7 @@ def list_protocols(ctx: typer.Context, as_json: AsJson = False, url: Url = None,
         render.out().print(render.protocols_table(listing))
         for problem in listing.problems:
             where = f"{problem.file}:{problem.line}" if problem.line else problem.file
-            render.err().print(f"refused: {where}: {problem.reason}", style="red", soft_wrap=True, markup=False)
+            render.err().print(f"refused: {where}: {problem.reason}", style="red", soft_wrap=True)
 
     run(work)
 
@@ -59,7 +59,7 @@ def show_protocol(
         console = render.out()
         console.print(f"{protocol.request_type} version {protocol.version}: {protocol.title}", style="bold")
         if protocol.description:
-            console.print(protocol.description, markup=False)
+            console.print(protocol.description)
         console.print()
         console.print(render.protocol_steps(protocol))
 
@@ -101,7 +101,8 @@ def _as_line(path: Path, outcome: Protocol | ProtocolError) -> str:
         case ProtocolError():
             return str(outcome) if outcome.file else f"{path}: {outcome.reason}"
         case Protocol():
-            return f"{path}: good ({outcome.request_type} version {outcome.version}, {len(outcome.steps)} steps)"
+            steps = render.plural(len(outcome.steps), "step")
+            return f"{path}: good ({outcome.request_type} version {outcome.version}, {steps})"
 
 
 def _as_json(path: Path, outcome: Protocol | ProtocolError) -> dict[str, object]:

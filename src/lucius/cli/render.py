@@ -41,7 +41,7 @@ def err() -> Console:
 
 def _console(terminal: bool, *, stderr: bool) -> Console:
     width = None if terminal or os.environ.get("COLUMNS") else WIDE
-    return Console(stderr=stderr, highlight=False, width=width)
+    return Console(stderr=stderr, highlight=False, markup=False, width=width)
 
 
 def print_json(value: Any) -> None:

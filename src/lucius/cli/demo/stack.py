@@ -2,9 +2,10 @@
 
 import asyncio
 import os
+import random
 import secrets
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +17,8 @@ from lucius.cli.errors import Unsuccessful
 CONTROL_PLANE = "control plane"
 SERVICES = ("ocr", "embedding", "sis")
 START_SECONDS = 30.0
+# Below those that systems give to clients: one that calls while the server is down could be given the server's own.
+PORTS = range(20_000, 32_000)
 
 # As in production, only sooner: a person watches.
 SHORTENED = {
@@ -93,6 +96,8 @@ class Stack:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise Unsuccessful("found no free port")

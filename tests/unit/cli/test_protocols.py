@@ -1,0 +1,63 @@
+"""Protocols over HTTP, and files checked without a server."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+from lucius.adapters.protocols_dir import SHIPPED
+from tests.unit.cli.support import Stub, at, lucius
+
+OCR = {
+    "protocol_id": "ocr",
+    "version": 1,
+    "request_type": "OCR",
+    "title": "Read a document",
+    "steps": [
+        {
+            "step_id": "ocr",
+            "step_type": "OCR",
+            "service": "ocr",
+            "payload_schema": {"required": ["a"], "properties": {"a": {}, "b": {}}},
+        }
+    ],
+}
+
+
+def test_a_listing_shows_protocols_and_refused_files(stub: Stub) -> None:
+    problem = {"file": "p/x.yaml", "line": 7, "reason": "unknown field [servce]"}
+    stub.routes["GET /v1/protocols"] = (200, {"protocols": [OCR], "problems": [problem]})
+    result = at(stub, "protocols", "list")
+    assert result.stdout.splitlines()[1].split("  ")[0] == "OCR"
+    assert result.stderr == "refused: p/x.yaml:7: unknown field [servce]\n"
+    assert json.loads(at(stub, "protocols", "list", "--json").stdout)["protocols"] == [OCR]
+
+
+def test_show_tells_what_a_step_must_have(stub: Stub) -> None:
+    stub.routes["GET /v1/protocols/OCR"] = (200, OCR)
+    last = at(stub, "protocols", "show", "OCR", "--version", "1").stdout.splitlines()[-1]
+    assert last.split() == ["ocr", "OCR", "ocr", "b", "a"]
+    assert stub.asked[0].query == {"version": "1"}
+
+
+def test_shipped_protocols_are_valid() -> None:
+    shipped = sorted(str(path) for path in SHIPPED.glob("*.yaml"))
+    result = lucius("protocols", "validate", *shipped)
+    assert result.exit_code == 0
+    assert result.stdout.count(": good (") == len(shipped)
+
+
+def test_a_bad_file_is_told_with_line_and_reason(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("protocol_id: x\nversion: 1\nrequest_type: X\nsteps:\n  - step_id: a\n    servce: q\n")
+    result = lucius("protocols", "validate", str(bad), "gone.yaml")
+    assert result.exit_code == 1
+    first, second = result.stdout.splitlines()
+    assert first.startswith(f"{bad}:6: ")
+    assert second.startswith("gone.yaml: ")
+    told = json.loads(lucius("protocols", "validate", str(bad), "--json").stdout)["files"][0]
+    assert (told["valid"], told["line"]) == (False, 6)
+
+
+def test_the_demos_own_protocol_is_valid() -> None:
+    path = files("lucius.cli.demo") / "demo_review.yaml"
+    assert lucius("protocols", "validate", str(path)).exit_code == 0
