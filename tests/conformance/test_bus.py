@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 from aiohttp import web
@@ -14,6 +14,7 @@ from lucius.adapters.bus_memory import MemoryBus
 from lucius.contract import Directive
 from lucius.ports.bus import Consumer
 from lucius.ports.errors import BusDown, MessageRefused
+from tests.conformance.control_plane import QUIET, ControlPlane, control_plane
 from tests.unit.worker.support import API_KEY, FakeOrchestrator, directive, fake_orchestrator, until
 
 
@@ -50,25 +51,27 @@ class MemoryHarness:
 
 
 class LocalHarness:
-    def __init__(self, orchestrator: FakeOrchestrator) -> None:
-        self.orchestrator = orchestrator
-        self.consumers: list[LocalConsumer] = []
+    """LocalConsumer over real HTTP, against a real control plane: what is offered there are jobs."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
 
     async def offer(self, *directives: Directive) -> None:
-        self.orchestrator.offer(*directives)
+        for one in directives:
+            number = int(one.correlation_id.removeprefix("job-"))
+            await self._plane.submit(number, one.service, one.lane, payload=one.payload, doc_id=one.doc_id)
 
     def consumer(self, service: str, lanes: Iterable[int] | None = None) -> Consumer:
-        self.consumers.append(LocalConsumer(self.orchestrator.url, service, API_KEY, lanes))
-        return self.consumers[-1]
+        return self._plane.consumer(service, lanes)
 
     async def go_down(self) -> None:
-        await self.orchestrator.stop()
+        await self._plane.stop()
 
     async def come_up(self) -> None:
-        await self.orchestrator.start(self.orchestrator.port)
+        await self._plane.start()
 
     def waiting(self) -> int:
-        return len(self.orchestrator.pulls)
+        return self._plane.waiting()
 
 
 @asynccontextmanager
@@ -77,13 +80,9 @@ async def memory_bus(_: Path) -> AsyncIterator[Bus]:
 
 
 @asynccontextmanager
-async def local_bus(_: Path) -> AsyncIterator[Bus]:
-    """LocalConsumer over real HTTP, against a stand-in for the pull endpoint."""
-    async with fake_orchestrator() as orchestrator:
-        harness = LocalHarness(orchestrator)
-        yield harness
-        for consumer in harness.consumers:
-            await consumer.close()
+async def local_bus(folder: Path) -> AsyncIterator[Bus]:
+    async with control_plane(folder, **QUIET) as plane:
+        yield LocalHarness(plane)
 
 
 BUSES: dict[str, Callable[[Path], AbstractAsyncContextManager[Bus]]] = {"memory": memory_bus, "local": local_bus}
@@ -95,25 +94,32 @@ async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
         yield bus
 
 
+def asked(number: int, **changes: Any) -> Directive:
+    """What a consumer shall get; an orchestrator chooses ids of its own, so the number is in the correlation id."""
+    return directive(number=number, correlation_id=f"job-{number}", **changes)
+
+
 def jobs(directives: list[Directive]) -> list[str]:
-    return [one.jobId for one in directives]
+    return [one.correlation_id for one in directives]
 
 
 async def test_a_directive_arrives_as_it_was_sent(bus: Bus) -> None:
-    sent = directive(number=1, payload={"prompt_set": ["ä"], "n": 1.5}, doc_id="d", timeout_ms=5)
+    sent = asked(1, service="sis", payload={"prompt_set": ["ä"], "n": 1.5}, doc_id="d", lane=7)
     await bus.offer(sent)
-    assert await bus.consumer("ocr").pull(10, 0) == [sent]
+    (got,) = await bus.consumer("sis").pull(10, 0)
+    assert (got.correlation_id, got.service, got.lane, got.doc_id) == ("job-1", "sis", 7, "d")
+    assert sent.payload.items() <= got.payload.items()
 
 
 async def test_directives_come_oldest_first_and_no_more_than_asked_for(bus: Bus) -> None:
-    await bus.offer(*(directive(number=number) for number in range(5)))
+    await bus.offer(*(asked(number) for number in range(5)))
     consumer = bus.consumer("ocr")
     assert jobs(await consumer.pull(2, 0)) == ["job-0", "job-1"]
     assert jobs(await consumer.pull(10, 0)) == ["job-2", "job-3", "job-4"]
 
 
 async def test_a_directive_is_handed_out_once(bus: Bus) -> None:
-    await bus.offer(*(directive(number=number) for number in range(20)))
+    await bus.offer(*(asked(number) for number in range(20)))
     pulled = await asyncio.gather(*(bus.consumer("ocr").pull(3, 0) for _ in range(10)))
     found = [job for directives in pulled for job in jobs(directives)]
     assert sorted(found) == sorted(f"job-{number}" for number in range(20))
@@ -130,18 +136,18 @@ async def test_a_wait_that_ends_answers_empty(bus: Bus) -> None:
 async def test_a_waiting_pull_gets_what_arrives(bus: Bus) -> None:
     waiting = asyncio.create_task(bus.consumer("ocr").pull(1, 30))
     await until(lambda: bus.waiting() == 1)
-    await bus.offer(directive(number=1))
+    await bus.offer(asked(1))
     assert jobs(await asyncio.wait_for(waiting, 10)) == ["job-1"]
 
 
 async def test_services_get_only_their_own(bus: Bus) -> None:
-    await bus.offer(directive(number=1, service="sis"), directive(number=2))
+    await bus.offer(asked(1, service="sis"), asked(2))
     assert jobs(await bus.consumer("ocr").pull(10, 0)) == ["job-2"]
     assert jobs(await bus.consumer("sis").pull(10, 0)) == ["job-1"]
 
 
 async def test_a_consumer_of_some_lanes_leaves_the_others_alone(bus: Bus) -> None:
-    await bus.offer(*(directive(number=lane, lane=lane) for lane in range(16)))
+    await bus.offer(*(asked(lane, lane=lane) for lane in range(16)))
     assert jobs(await bus.consumer("ocr", [2, 5]).pull(10, 0)) == ["job-2", "job-5"]
     assert len(await bus.consumer("ocr").pull(100, 0)) == 14
 
@@ -153,12 +159,12 @@ async def test_a_pull_given_up_takes_nothing_with_it(bus: Bus) -> None:
     await asyncio.wait({waiting})
     await bus.go_down()
     await bus.come_up()
-    await bus.offer(directive(number=1))
+    await bus.offer(asked(1))
     assert jobs(await bus.consumer("ocr").pull(1, 0)) == ["job-1"]
 
 
 async def test_a_bus_that_is_down_says_so_and_loses_nothing(bus: Bus) -> None:
-    await bus.offer(directive(number=1))
+    await bus.offer(asked(1))
     consumer = bus.consumer("ocr")
     await bus.go_down()
     with pytest.raises(BusDown):

@@ -2,16 +2,25 @@
 
 import asyncio
 
+import msgspec
+
 from lucius.services.documents import DocumentService, sha256
 from lucius.services.text import NotText, text_of
 from lucius.worker import Output, Task
 from lucius.worker.failure import never
 
 
+class Wanted(msgspec.Struct, frozen=True):
+    """The part of the payload this service heeds. It does not look at pixels, so language and dpi say nothing to it."""
+
+    pages: list[int] | None = None
+
+
 class Ocr(DocumentService):
     service = "ocr"
 
     async def execute(self, task: Task) -> Output:
+        wanted = task.payload_as(Wanted).pages
         document = await self.read_input(task)
         task.progress(0.2)
         try:
@@ -19,6 +28,8 @@ class Ocr(DocumentService):
         except NotText as error:
             raise never("UNSUPPORTED_INPUT", str(error)) from error
         task.raise_if_cancelled()
+        if wanted is not None:
+            pages = [page for number, page in enumerate(pages, start=1) if number in wanted]
         text = "\f".join(pages)
         data = text.encode()
         task.progress(0.8)

@@ -1,6 +1,7 @@
 """SIS: answers each prompt of a prompt set with the document's own sentences, as `result.json`."""
 
 import asyncio
+from typing import Literal
 
 import msgspec
 
@@ -18,6 +19,8 @@ class Prompts(msgspec.Struct, frozen=True):
     prompt_set: list[str]
     top_k: int = 3
     max_sentences: int = 2
+    max_tokens: int = 1024
+    output_format: Literal["json", "text"] = "json"
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -39,8 +42,8 @@ class Sis(DocumentService):
 
     async def execute(self, task: Task) -> Output:
         prompts = task.payload_as(Prompts)
-        if not 1 <= len(prompts.prompt_set) <= MAX_PROMPTS or prompts.top_k < 1 or prompts.max_sentences < 1:
-            raise never("INVALID_PAYLOAD", f"1 to {MAX_PROMPTS} prompts; top_k and max_sentences at least 1")
+        if not 1 <= len(prompts.prompt_set) <= MAX_PROMPTS or min(_bounds(prompts)) < 1:
+            raise never("INVALID_PAYLOAD", f"1 to {MAX_PROMPTS} prompts; top_k, max_sentences, max_tokens at least 1")
         vectors = await self._vectors(task)
         answers: list[Answer] = []
         for number, prompt in enumerate(prompts.prompt_set, start=1):
@@ -49,7 +52,10 @@ class Sis(DocumentService):
             task.progress(number / len(prompts.prompt_set))
         data = msgspec.json.encode(_document(task.directive, vectors, answers))
         ref = await task.workspace.write("result.json", data)
-        handed_over = await self.hand_over(task, "result.json", data)
+        if prompts.output_format == "text":
+            handed_over = await self.hand_over(task, "result.txt", _plain(answers))
+        else:
+            handed_over = await self.hand_over(task, "result.json", data)
         answered = sum(1 for found in answers if found.answer)
         return Output({"prompts": len(answers), "answered": answered, "sha256": sha256(data), **handed_over}, [ref])
 
@@ -78,12 +84,21 @@ def answer(prompt: str, vectors: Vectors, prompts: Prompts) -> Answer:
         for sentence in sentences(chunk.text):
             candidates.setdefault(sentence, cosine(wanted, embed(sentence, vectors.dimensions)))
     top = set(sorted(candidates, key=lambda sentence: -candidates[sentence])[: prompts.max_sentences])
+    said = " ".join(sentence for sentence in candidates if sentence in top and candidates[sentence] > 0)
     return Answer(
         prompt=prompt,
-        answer=" ".join(sentence for sentence in candidates if sentence in top and candidates[sentence] > 0),
+        answer=" ".join(said.split()[: prompts.max_tokens]),
         score=round(best[0][0], 6) if best else 0.0,
         sources=[Source(chunk.index, chunk.start, chunk.end, round(score, 6)) for score, chunk in best],
     )
+
+
+def _bounds(prompts: Prompts) -> tuple[int, int, int]:
+    return prompts.top_k, prompts.max_sentences, prompts.max_tokens
+
+
+def _plain(answers: list[Answer]) -> bytes:
+    return "\n\n".join(f"{found.prompt}\n{found.answer}" for found in answers).encode()
 
 
 def _best_first(scored: tuple[float, Chunk]) -> tuple[float, int]:

@@ -11,7 +11,6 @@ from collections import Counter
 
 import msgspec
 
-MODEL = "feature-hashing-v1"
 MAX_CHUNKS = 20_000
 _WORD = re.compile(r"\w+")
 _SENTENCE = re.compile(r"[^.!?\n\f]+[.!?]*")
@@ -26,7 +25,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Vectors(msgspec.Struct, frozen=True, kw_only=True):
-    """vectors.json"""
+    """vectors.json. `model` is what was used, whatever was asked for: there is only this one."""
 
     model: str
     dimensions: int
@@ -52,7 +51,7 @@ def embed_document(text: str, chunking: Chunking) -> Vectors:
         for index, (start, piece) in enumerate(pieces)
     ]
     return Vectors(
-        model=MODEL,
+        model=f"hash-{chunking.dimensions}",
         dimensions=chunking.dimensions,
         chunk_size=chunking.chunk_size,
         chunk_overlap=chunking.chunk_overlap,

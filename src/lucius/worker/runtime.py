@@ -111,11 +111,13 @@ class Runtime:
                 await self._timing.sleep(EMPTY_PULL_PAUSE)  # a bus that does not wait must not make us spin
 
     async def _wait_for_room(self) -> int:
-        await self._sender.undelivered_below(self._options.max_undelivered)
-        while len(self._running) >= self._options.concurrency:
+        while True:
+            await self._sender.undelivered_below(self._options.max_undelivered)
+            room = self._options.concurrency - len(self._running)
+            if room > 0:
+                return room
             self._room.clear()
             await self._room.wait()
-        return self._options.concurrency - len(self._running)
 
     def _take(self, directive: Directive) -> None:
         """Start an attempt, unless the directive is not for us or we have seen it."""

@@ -38,6 +38,13 @@ async def test_a_text_file_is_taken_as_it_is(tmp_path: Path) -> None:
     }
 
 
+async def test_only_the_pages_asked_for_are_read(tmp_path: Path) -> None:
+    ref = put(tmp_path, b"one\ftwo\fthree")
+    output = await Ocr().execute(task(tmp_path, "ocr", input_ref=ref, payload={"pages": [3, 1, 9], "dpi": 300}))
+    assert stored(tmp_path, output.artifact_refs[0]).read_text() == "one\fthree"
+    assert output.result["pages"] == 2
+
+
 @pytest.mark.parametrize("deflate", [False, True])
 async def test_text_is_read_from_a_pdf(tmp_path: Path, deflate: bool) -> None:
     first = b"BT /F1 12 Tf 72 720 Td (Hello \\(PDF\\) w\\366rld) Tj 0 -14 Td [(Sp) -20 (lit) -300 (words)] TJ ET"

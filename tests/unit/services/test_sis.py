@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from lucius.services import SERVICES, Embedding, Ocr, Sis
+from lucius.services.sis import Prompts, answer
+from lucius.services.vectors import Chunking, embed_document
 from lucius.worker import Output, StepFailure
 from tests.unit.services.support import left, stored, task
 
@@ -60,6 +62,14 @@ async def test_without_vectors_it_reads_text(tmp_path: Path, as_first_step: bool
     assert "northern warehouse" in answers(tmp_path, output)[1]["answer"]
 
 
+def test_the_closest_chunk_is_looked_at_first() -> None:
+    vectors = embed_document(TEXT, Chunking(chunk_size=70, chunk_overlap=0, dimensions=256))
+    found = answer("deliveries at the northern warehouse", vectors, Prompts(["x"], top_k=1, max_sentences=1))
+    (source,) = found.sources
+    assert "northern warehouse" in TEXT[source.start : source.end]
+    assert "warehouse" in found.answer
+
+
 async def test_a_prompt_the_document_says_nothing_about_has_no_answer(tmp_path: Path) -> None:
     work = task(tmp_path, "sis", payload={"prompt_set": ["zzz qqq"]}, input_ref=put(tmp_path, "Invoice"))
     output = await Sis().execute(work)
@@ -67,7 +77,25 @@ async def test_a_prompt_the_document_says_nothing_about_has_no_answer(tmp_path: 
     assert answers(tmp_path, output)[0] == {"prompt": "zzz qqq", "answer": "", "score": 0.0, "sources": []}
 
 
-@pytest.mark.parametrize("payload", [{}, {"prompt_set": []}, {"prompt_set": "x"}, {"prompt_set": ["x"], "top_k": 0}])
+async def test_the_client_may_want_plain_text_and_short_answers(tmp_path: Path) -> None:
+    payload = {**PROMPTS, "output_format": "text", "max_tokens": 2}
+    out = f"file://{tmp_path}/out.txt"
+    work = task(tmp_path, "sis", payload=payload, input_ref=put(tmp_path, TEXT), last_step=True, output_ref=out)
+    output = await Sis().execute(work)
+    assert all(len(found["answer"].split()) == 2 for found in answers(tmp_path, output))
+    assert (tmp_path / "out.txt").read_text().startswith("When is the invoice due?\nThe invoice")
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {},
+        {"prompt_set": []},
+        {"prompt_set": "x"},
+        {"prompt_set": ["x"], "top_k": 0},
+        {"prompt_set": ["x"], "output_format": "pdf"},
+    ],
+)
 async def test_a_payload_that_makes_no_sense_fails_for_good(tmp_path: Path, payload: dict[str, Any]) -> None:
     with pytest.raises(StepFailure, match="INVALID_PAYLOAD"):
         await Sis().execute(task(tmp_path, "sis", payload=payload))

@@ -149,10 +149,11 @@ async def test_a_batch_refused_as_a_whole_is_sent_singly(
     assert [len(request) for request in orchestrator.requests] == [0, 1, 1]
 
 
+@pytest.mark.parametrize("answer", ["<html>hello</html>", '{"results": []}'])
 async def test_an_answer_from_something_in_between_does_not_count(
-    sender: CallbackSender, orchestrator: FakeOrchestrator
+    sender: CallbackSender, orchestrator: FakeOrchestrator, answer: str
 ) -> None:
-    orchestrator.whole_answers.append(web.Response(text="<html>hello</html>"))
+    orchestrator.whole_answers.append(web.Response(text=answer))
     sender.ack(directive(orchestrator.url), lambda _: None)
     await sender.undelivered_below(1)
     assert len(orchestrator.callbacks) == 1
@@ -181,6 +182,13 @@ async def test_a_callback_is_given_up_when_it_no_longer_matters(
             timing.advance(timing.pauses[-1])
     assert isinstance(got[0], GaveUp)
     assert timing.now() > worth_seconds - 31
+    await orchestrator.start(orchestrator.port)
+    sender.result(directive(orchestrator.url, 2), b'{"status":"SUCCEEDED"}', lambda _: None)
+    while not orchestrator.callbacks:
+        timing.advance(30)
+        await asyncio.sleep(0)
+    await sender.undelivered_below(1)
+    assert [item["callback_token"] for item in orchestrator.callbacks] == ["token-2"]
 
 
 async def test_a_callback_whose_deadline_is_past_is_still_tried_once(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from lucius.adapters.bus_local import PullRefused
 from lucius.services.run import run_services
@@ -37,6 +38,22 @@ async def test_several_services_share_a_process(orchestrator: FakeOrchestrator, 
     await running
     assert {item["result"]["service"] for item in orchestrator.of_type("result")} == {"ocr", "sis"}
     assert sorted(folder.name for folder in (tmp_path / "services").iterdir()) == ["ocr", "sis"]
+
+
+async def test_what_is_done_while_stopping_is_still_reported(orchestrator: FakeOrchestrator) -> None:
+    stop = asyncio.Event()
+
+    class Last(PlatformService):
+        service = "ocr"
+
+        async def execute(self, task: Task) -> Output:
+            stop.set()
+            return Output({"last": True})
+
+    orchestrator.offer(directive(orchestrator.url, ack_deadline="2100-01-01T00:00:00Z"))
+    orchestrator.whole_answers.append(web.Response(status=503))
+    await run_services([Last()], orchestrator.url, API_KEY, stop=stop, handle_signals=False)
+    assert [item["result"] for item in orchestrator.of_type("result")] == [{"last": True}]
 
 
 async def test_a_wrong_key_ends_the_process_with_a_clear_error(orchestrator: FakeOrchestrator) -> None:
