@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from starlette.types import Receive
 
-from lucius.contract import Fault
 from lucius.service.errors import RejectCode, Rejected
+from lucius.service.json_values import fault_of
 
 JSON_TYPE = re.compile(rb"application/(?:[a-z0-9.-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
 
@@ -60,9 +60,9 @@ def decode(body: bytes, decoder: Callable[[bytes], Any]) -> Any:
     try:
         return decoder(body)
     except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `$")
-        pointer = re.sub(r"[.\[]", "/", where.replace("]", "").rstrip("`"))
-        raise Rejected(RejectCode.INVALID_ENVELOPE, str(error), [Fault(pointer, message)]) from None
+        fault = fault_of(str(error))
+        detail = f"{fault.pointer}: {fault.message}" if fault.pointer else fault.message
+        raise Rejected(RejectCode.INVALID_ENVELOPE, detail, [fault]) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Rejected(RejectCode.MALFORMED_JSON, str(error)) from None
     except RecursionError:

@@ -180,8 +180,8 @@ async def retry_outbox(request: Request, who: Operator, runtime: Wired) -> Respo
 
     Of the tenants that the key is good for.
     """
-    await body_of(request, contract.OutboxRetryRequest)
-    return ok(await runtime.operations.retry_outbox(who))
+    asked = await body_of(request, contract.OutboxRetryRequest)
+    return ok(await runtime.operations.retry_outbox(who, asked.reason))
 
 
 @router.get("/v1/protocols", tags=["protocols"], **answers(contract.ProtocolList, 401, 403))

@@ -190,7 +190,8 @@ def _retry_hand_over(draft: Draft, asked: RetryHandOver) -> Reply:
     ]
     if not waiting or draft.cancelling:
         return Ignored("no step waits after a failed hand-over")
-    draft.emit("HANDOVER_RETRY_REQUESTED", by=asked.by, steps=[step.step_id for step in waiting])
+    steps = [step.step_id for step in waiting]
+    draft.emit("HANDOVER_RETRY_REQUESTED", by=asked.by, reason=asked.reason, steps=steps)
     for step in waiting:
         tasks.dispatch_again(draft, step)
     return Applied()

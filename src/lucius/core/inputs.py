@@ -104,6 +104,7 @@ class RetryHandOver(Struct, frozen=True):
     """An operator wants steps that wait after a failed hand-over to be tried now."""
 
     by: str
+    reason: str = ""
 
 
 class Repair(Struct, frozen=True):

@@ -281,7 +281,7 @@ def fence(
 
 
 def end_job(draft: Draft, status: JobStatus, error: ErrorInfo | None = None) -> None:
-    draft.change_job(status=status, error=error, completed_at=draft.now, current_step_id=draft.job.current_step_id)
+    draft.change_job(status=status, error=error, completed_at=draft.now)
     if error:
         draft.emit(f"JOB_{status}", error_code=error.code)
     else:

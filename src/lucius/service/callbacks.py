@@ -15,7 +15,7 @@ from lucius.ports.clock import Clock
 from lucius.ports.ledger import Ledger
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.jobs import Jobs
-from lucius.service.json_values import MAX_DEPTH, too_deep
+from lucius.service.json_values import MAX_DEPTH, fault_of, too_deep
 from lucius.service.timestamps import timestamp_or_none
 from lucius.service.tokens import Claims, TokenSigner
 
@@ -83,9 +83,8 @@ def _parse(kind: str, body: dict[str, Any]) -> AckCallback:
     try:
         return msgspec.convert(known, _MODELS[kind])
     except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `$")
-        pointer = where.rstrip("`").replace(".", "/").replace("[", "/").replace("]", "")
-        raise Rejected(RejectCode.INVALID_CALLBACK, str(error), [Fault(pointer, message)]) from None
+        fault = fault_of(str(error))
+        raise Rejected(RejectCode.INVALID_CALLBACK, f"{fault.pointer}: {fault.message}", [fault]) from None
 
 
 def _match(claims: Claims, callback: AckCallback) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from lucius.contract import CommandEnvelope, Fault
 from lucius.core.routing import normalise_tenant
 from lucius.service.errors import RejectCode, Rejected
-from lucius.service.json_values import MAX_DEPTH, drop_nulls, pointer, too_deep, walk
+from lucius.service.json_values import MAX_DEPTH, drop_nulls, fault_of, pointer, too_deep, walk
 
 SCHEMA_VERSIONS = ("v1",)
 MAX_FAULTS = 50
@@ -23,7 +23,6 @@ MAX_FAULTS = 50
 _decode = msgspec.json.Decoder(CommandEnvelope).decode
 _FIELDS = {field.name: field for field in msgspec.structs.fields(CommandEnvelope)}
 _BYTE = re.compile(r"\(byte (\d+)\)$")
-_PATH_PART = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[(\d+)\]")
 
 
 def decode_command(raw: bytes) -> CommandEnvelope:
@@ -102,19 +101,8 @@ def _mistyped(body: dict[str, Any]) -> list[Fault]:
         try:
             msgspec.convert(body[name], field.type)
         except msgspec.ValidationError as error:
-            faults.append(_typed_fault(name, str(error)))
+            faults.append(fault_of(str(error), [name]))
     return faults
-
-
-def _typed_fault(name: str, text: str) -> Fault:
-    """msgspec says ``Expected `str`, got `int` - at `$.type` ``: the path becomes part of the pointer."""
-    message, _, where = text.partition(" - at `$")
-    inner = [key or int(index) for key, index in _PATH_PART.findall(where)]
-    if unknown := re.search(r"unknown field `(.*)`$", message):
-        return Fault(pointer([name, *inner, unknown[1]]), "unknown field")
-    if missing := re.search(r"missing required field `(.*)`$", message):
-        return Fault(pointer([name, *inner, missing[1]]), "required field is missing")
-    return Fault(pointer([name, *inner]), message.replace("`", ""))
 
 
 def _parse(raw: bytes) -> Any:

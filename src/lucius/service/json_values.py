@@ -1,10 +1,15 @@
-"""Small helpers over decoded JSON: pointers, walking, and dropping null members."""
+"""Small helpers over decoded JSON: pointers, faults, walking, and dropping null members."""
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from lucius.contract import Fault
+
 # Far deeper than any sensible payload, and far from every recursion limit on the way to the ledger and back.
 MAX_DEPTH = 100
+
+_PATH_PART = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[(\d+)\]")
 
 
 def pointer(path: Iterable[str | int]) -> str:
@@ -12,6 +17,17 @@ def pointer(path: Iterable[str | int]) -> str:
     parts = (str(part).replace("~", "~0").replace("/", "~1") for part in path)
     text = "".join(f"/{part}" for part in parts)
     return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def fault_of(text: str, root: Iterable[str | int] = ()) -> Fault:
+    """msgspec says ``Expected `str`, got `int` - at `$.type` ``: the path becomes the pointer, below `root`."""
+    message, _, where = text.partition(" - at `$")
+    path = [*root, *(key or int(index) for key, index in _PATH_PART.findall(where))]
+    if unknown := re.search(r"unknown field `(.*)`$", message):
+        return Fault(pointer([*path, unknown[1]]), "unknown field")
+    if missing := re.search(r"missing required field `(.*)`$", message):
+        return Fault(pointer([*path, missing[1]]), "required field is missing")
+    return Fault(pointer(path), message.replace("`", ""))
 
 
 def walk(value: Any) -> Iterator[tuple[list[str | int], Any]]:

@@ -37,7 +37,7 @@ class Operations:
             case _:
                 return await self._queries.job(job_id, who)
 
-    async def retry_outbox(self, who: Principal) -> dict[str, int]:
+    async def retry_outbox(self, who: Principal, reason: str) -> dict[str, int]:
         """Try everything again that waits after a failed hand-over, and wake the relay for the rest.
 
         Of the tenants that `who` may see. What waits for a service is in the same outbox and may be much more.
@@ -45,12 +45,15 @@ class Operations:
         found = await self._ledger.pending(PendingQuery(limit=MOST_ROWS, now=END_OF_TIME))
         rows = [row for row in found if who.sees(row.tenant_id)]
         waiting = sorted({row.job_id for row in rows if row.next_attempt_at is not None})
+        asked = RetryHandOver(who.name, reason)
         retried = 0
         for i in range(0, len(waiting), RETRY_BATCH):
-            retried += sum(await asyncio.gather(*(self._retry(job_id, who) for job_id in waiting[i : i + RETRY_BATCH])))
+            retried += sum(
+                await asyncio.gather(*(self._retry(job_id, asked) for job_id in waiting[i : i + RETRY_BATCH]))
+            )
         self._hub.relay.set()
         return {"retried": retried, "pending": len(rows)}
 
-    async def _retry(self, job_id: str, who: Principal) -> bool:
-        decision = await self._jobs.apply(job_id, (RetryHandOver(who.name),))
+    async def _retry(self, job_id: str, asked: RetryHandOver) -> bool:
+        decision = await self._jobs.apply(job_id, (asked,))
         return isinstance(decision.reply, Applied)
