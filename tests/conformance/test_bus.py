@@ -239,5 +239,5 @@ class TestLocal:
     async def test_one_unreadable_directive_costs_only_itself(
         self, orchestrator: FakeOrchestrator, consumer: LocalConsumer
     ) -> None:
-        orchestrator.offer(directive(number=1, lane=2, lease_seconds="soon"), directive(number=2, lane=2))
+        orchestrator.offer(asked(1, lane=2, lease_seconds="soon"), asked(2, lane=2))
         assert jobs(await consumer.pull(10, 0)) == ["job-2"]
