@@ -188,7 +188,9 @@ def service(
     url: Annotated[str | None, typer.Option(help="The control plane", envvar="LUCIUS_ORCHESTRATOR_URL")] = None,
     api_key: Annotated[str | None, typer.Option(help="A key of scope serve; also LUCIUS_API_KEY")] = None,
     concurrency: Annotated[int, typer.Option(help="Steps at work at once", min=1)] = 16,
-    data_dir: DataDir = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Remembers finished steps; holds blob:// refs", envvar="LUCIUS_DATA_DIR")
+    ] = None,
     health_port: Annotated[int | None, typer.Option(help="Serve /healthz and /readyz here", min=0, max=65535)] = None,
     grace: Annotated[float, typer.Option(help="Seconds for steps at work when asked to stop", min=0)] = 20.0,
     delay: Annotated[

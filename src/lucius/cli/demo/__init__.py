@@ -12,7 +12,7 @@ from lucius.cli.errors import run
 
 
 def demo(
-    jobs: Annotated[int, typer.Option(help="Documents to process", min=12, max=500)] = 24,
+    jobs: Annotated[int, typer.Option(help="Documents to process", min=12, max=100)] = 24,
     seed: Annotated[int, typer.Option(help="Which documents, tenants and modes")] = 7,
     as_json: Annotated[bool, typer.Option("--json", help="Only the verdict, for machines")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the ledger, logs and outputs where they are")] = False,

@@ -12,7 +12,7 @@ from lucius.cli.errors import CliError, Refused, Unreachable, Unsuccessful
 from lucius.contract import AttemptView, JobSummary
 
 T = TypeVar("T")
-PATIENCE = 30.0
+PATIENCE = 45.0
 LOOK_AGAIN = 0.05
 UNANSWERED_PAUSE = 0.1
 NOT_NOW = 503
