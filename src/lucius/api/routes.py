@@ -181,7 +181,7 @@ async def retry_outbox(request: Request, who: Operator, runtime: Wired) -> Respo
     Of the tenants that the key is good for.
     """
     asked = await body_of(request, contract.OutboxRetryRequest)
-    return ok(await runtime.operations.retry_outbox(who, asked.reason))
+    return ok(await runtime.operations.retry_outbox(who, asked.reason or ""))
 
 
 @router.get("/v1/protocols", tags=["protocols"], **answers(contract.ProtocolList, 401, 403))
