@@ -65,7 +65,5 @@ def log_decision(decision: Decision) -> None:
             job_id=job.job_id,
             tenant_id=job.tenant_id,
             correlation_id=job.command.correlation_id,
-            step_id=event.step_id,
-            attempt_no=event.attempt_no,
             **fields,
         )

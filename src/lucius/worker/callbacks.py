@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from lucius.contract import AckCallback, Directive, HeartbeatCallback
-from lucius.worker.timing import Timing
+from lucius.worker.timing import Timing, first_of
 from lucius.worker.transport import Reply, Transport, Unreachable, origin
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -105,6 +105,7 @@ class CallbackSender:
         self._queue: deque[Callback] = deque()
         self._queued = asyncio.Event()
         self._settled = asyncio.Event()
+        self._back = asyncio.Event()
         self._failures = 0
         self.undelivered = 0
 
@@ -154,7 +155,12 @@ class CallbackSender:
             if theirs:
                 await self._post_singly(theirs)
             if pause:
-                await self._timing.sleep(pause)
+                self._back.clear()
+                await first_of(self._timing.sleep(pause), self._back.wait())
+
+    def orchestrator_is_back(self) -> None:
+        """It answered somebody else: ACKs of what was pulled just now must not sit out a pause from before."""
+        self._back.set()
 
     def _send(self, callback: Callback) -> None:
         self.undelivered += 1

@@ -1,8 +1,6 @@
 """Drives one service: pulls as much as there is room for, runs each attempt once, sees its RESULT off."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import msgspec
 import structlog
@@ -15,7 +13,7 @@ from lucius.worker.callbacks import CallbackSender, Delivered, Delivery, GaveUp,
 from lucius.worker.dedupe import Dedupe, Key, key_of
 from lucius.worker.failure import never
 from lucius.worker.service import PlatformService
-from lucius.worker.timing import Timing
+from lucius.worker.timing import Timing, first_of
 from lucius.worker.transport import origin
 from lucius.worker.workspace import Places
 
@@ -79,7 +77,7 @@ class Runtime:
     async def run(self) -> None:
         puller = asyncio.create_task(self._pull_forever())
         try:
-            await _first_of(asyncio.wait({puller}), self._stopping.wait())
+            await first_of(asyncio.wait({puller}), self._stopping.wait())
         except asyncio.CancelledError:
             self._hurry.set()
             raise
@@ -105,6 +103,7 @@ class Runtime:
                 continue
             failures = 0
             self._connected = True
+            self._sender.orchestrator_is_back()
             for directive in directives:
                 self._take(directive)
             if not directives and self._timing.now() - asked < EMPTY_PULL_PAUSE:
@@ -169,7 +168,7 @@ class Runtime:
         """Let what runs finish; after the grace period say that it will not."""
         if self._tasks:
             grace = self._timing.sleep(self._options.grace_seconds)
-            await _first_of(asyncio.wait(set(self._tasks)), grace, self._hurry.wait())
+            await first_of(asyncio.wait(set(self._tasks)), grace, self._hurry.wait())
         for attempt in list(self._running.values()):
             log.warning("attempt abandoned: the service is stopping", **names_of(attempt.directive))
             attempt.abandon()
@@ -189,16 +188,6 @@ def _fault(directive: Directive, service: str) -> str:
     if origin(urls.ack) is None or origin(urls.result) is None or origin(urls.heartbeat) is None:
         return "a callback URL is not an HTTP address"
     return ""
-
-
-async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Until one of them is over; the others are dropped."""
-    tasks = [asyncio.create_task(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 async def _end(puller: asyncio.Task[None]) -> BaseException | None:

@@ -3,8 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 SHORTEST_PAUSE = 0.01
 
@@ -39,3 +39,13 @@ class Timing:
         """Exponential with full jitter, so that services that failed together do not return together."""
         ceiling = min(cap, base * 2.0 ** min(failures - 1, 30))
         return max(SHORTEST_PAUSE, ceiling * self.random())
+
+
+async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Until one of them is over; the others are dropped."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

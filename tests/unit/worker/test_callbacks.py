@@ -95,6 +95,19 @@ async def test_an_orchestrator_that_was_away_gets_everything_in_order_when_it_is
     assert [item["type"] for item in orchestrator.callbacks] == ["ack", "result"]
 
 
+async def test_news_that_the_orchestrator_is_back_ends_the_pause(
+    sender: CallbackSender, orchestrator: FakeOrchestrator, timing: ManualTiming
+) -> None:
+    port = orchestrator.port
+    await orchestrator.stop()
+    sender.ack(directive(orchestrator.url), lambda _: None)
+    await until(lambda: timing.waiting == 1)
+    await orchestrator.start(port)
+    sender.orchestrator_is_back()
+    await sender.undelivered_below(1)
+    assert [item["type"] for item in orchestrator.callbacks] == ["ack"]
+
+
 @pytest.mark.parametrize("status", [429, 503])
 async def test_retry_after_is_honoured(
     sender: CallbackSender, orchestrator: FakeOrchestrator, timing: ManualTiming, status: int
