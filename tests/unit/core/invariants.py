@@ -116,7 +116,7 @@ class Books:
     def _check_cancel_starts_nothing(self, decision: Decision) -> None:
         if decision.job.status is not JobStatus.CANCELLING:
             return
-        for step in decision.steps:
+        for step in {**self.steps, **{step.step_id: step for step in decision.steps}}.values():
             assert step.status is not StepStatus.FAILED_RETRY, "a job that is being cancelled retries nothing"
             if step.status is StepStatus.DISPATCHING:
                 assert step.attempt.claimed_at is not None, "nobody may hand this over any more"
@@ -175,6 +175,7 @@ class Books:
         ended = step.status in TERMINAL_STEP
         assert (step.completed_at is not None) is ended
         assert (step.retry_at is not None) is (step.status is StepStatus.FAILED_RETRY)
+        assert step.attempt.claimed_at is None or step.status is StepStatus.DISPATCHING
         numbers = [no for step_id, no in self.history if step_id == step.step_id]
         assert numbers == list(range(1, step.attempt.attempt_no + ended)), "the history has a gap"
         for attempt in (a for (step_id, _), a in self.history.items() if step_id == step.step_id):

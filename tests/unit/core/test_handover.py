@@ -60,6 +60,7 @@ class TestRule6WaitingBurnsNothing:
     def test_a_refused_message_counts(self) -> None:
         story = Story().claimed()
         story.refuse_hand_over()
+        assert story.row.claimed_at is None
         story.next_attempt()
         assert (story.step.tries, story.attempt.attempt_no, story.row.claimed_at) == (2, 2, None)
 
