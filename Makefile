@@ -3,6 +3,7 @@ PYTHON ?= python3
 UV_VERSION := 0.13.7
 UV := .uv/bin/uv
 BIN := .venv/bin
+MINUTES ?= 10
 
 .PHONY: setup demo dev test check format bench soak schemas docs clean
 
@@ -39,7 +40,8 @@ bench: setup  ## jobs per second and latency, real processes
 	$(BIN)/python -m bench.run
 
 soak: setup  ## long simulation and kill runs
-	$(BIN)/python -m tests.simulation.soak
+	$(BIN)/python -m tests.simulation.soak --minutes $(MINUTES)
+	$(BIN)/python -m tests.e2e.kill_soak --minutes $(MINUTES)
 
 schemas: setup  ## write the published schemas; refuses a change that is not additive
 	$(BIN)/python scripts/schemas.py
