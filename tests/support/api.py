@@ -316,8 +316,10 @@ async def _lifespan(app: HotRoutes) -> AsyncIterator[None]:
     task = asyncio.create_task(app(scope, asked.get, told.put))
     try:
         await _say(asked, told, task, "startup")
-        yield
-        await _say(asked, told, task, "shutdown")
+        try:
+            yield
+        finally:
+            await _say(asked, told, task, "shutdown")
     finally:
         await asyncio.gather(task, return_exceptions=True)
 
@@ -325,10 +327,11 @@ async def _lifespan(app: HotRoutes) -> AsyncIterator[None]:
 async def _say(
     asked: asyncio.Queue[dict[str, str]], told: asyncio.Queue[Any], task: asyncio.Task[Any], what: str
 ) -> None:
+    """Raises what stopped the server from starting, once it is shown to have been told plainly."""
     asked.put_nowait({"type": f"lifespan.{what}"})
     answer = asyncio.create_task(told.get())
     await asyncio.wait({answer, task}, return_when=asyncio.FIRST_COMPLETED)
-    if not answer.done():
+    if not answer.done() or answer.result()["type"] != f"lifespan.{what}.complete":
         answer.cancel()
+        assert "Traceback" not in str(answer), str(answer)
         await task
-    assert answer.result()["type"] == f"lifespan.{what}.complete", answer.result()

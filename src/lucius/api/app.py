@@ -8,6 +8,7 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from lucius import __version__
 from lucius.api.document import describe
@@ -17,7 +18,7 @@ from lucius.api.routes import MAX_STREAMS, router
 from lucius.api.stopping import on_stop_signals
 from lucius.contract import Fault
 from lucius.observability.logs import configure_logging
-from lucius.ports.errors import LedgerError
+from lucius.ports.errors import LedgerError, LuciusError
 from lucius.service.errors import RejectCode, Rejected
 from lucius.settings import load_settings
 from lucius.wiring import Runtime, open_runtime
@@ -27,9 +28,21 @@ log = structlog.get_logger(__name__)
 Opener = Callable[[], AbstractAsyncContextManager[Runtime]]
 
 
+class App(FastAPI):
+    """FastAPI that says in one line why it cannot start, where that is known."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def say_plainly(message: Message) -> None:
+            if message["type"] == "lifespan.startup.failed" and self.state.refusal:
+                message = {**message, "message": self.state.refusal}
+            await send(message)
+
+        await super().__call__(scope, receive, say_plainly if scope["type"] == "lifespan" else send)
+
+
 def create_app(opener: Opener | None = None) -> HotRoutes:
     """The ASGI application; without an opener, wired from the environment when the server starts."""
-    app = FastAPI(
+    app = App(
         title="Lucius",
         version=__version__,
         summary="A durable control plane for document-AI pipelines",
@@ -40,6 +53,7 @@ def create_app(opener: Opener | None = None) -> HotRoutes:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.runtime = None
+    app.state.refusal = ""
     app.state.streams = asyncio.Semaphore(MAX_STREAMS)
     app.include_router(router)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
@@ -59,12 +73,15 @@ async def _from_environment() -> AsyncIterator[Runtime]:
 def _lifespan(opener: Opener) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with opener() as runtime:
-            app.state.runtime = runtime
-            try:
+        try:
+            async with opener() as runtime:
+                app.state.runtime = runtime
                 yield
-            finally:
-                app.state.runtime = None
+        except LuciusError as error:
+            app.state.refusal = f"Lucius cannot start: {error}"
+            raise
+        finally:
+            app.state.runtime = None
 
     return lifespan
 

@@ -1,15 +1,34 @@
-from collections.abc import AsyncIterator, Awaitable, Callable
+import io
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import yaml
 
+from lucius.observability.logs import configure_logging
 from lucius.service.auth import hash_key
 from tests.support.api import Api, serving, settings_for
 
 Start = Callable[..., Awaitable[Api]]
+
+
+@pytest.fixture
+def log_format() -> str:
+    return "json"
+
+
+@pytest.fixture(autouse=True)
+def written(log_format: str) -> Iterator[io.StringIO]:
+    """All that a server would log, at the most talkative level."""
+    before = structlog.get_config()
+    stream = io.StringIO()
+    configure_logging("debug", log_format, stream)
+    structlog.configure(cache_logger_on_first_use=False)
+    yield stream
+    structlog.configure(**before)
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -1,0 +1,87 @@
+"""Seen from outside: health, readiness, metrics, and the documents that are open to everyone."""
+
+import pytest
+
+from lucius.core.decision import Defaults
+from tests.support.api import Api
+from tests.unit.api.conftest import Start
+
+POINT_11 = [
+    'lucius_jobs_ended_total{outcome="SUCCEEDED",request_type="OCR"} 1.0',
+    'lucius_jobs_accepted_total{request_type="OCR"} 1.0',
+    'lucius_step_seconds_count{outcome="SUCCEEDED",service="ocr"} 1.0',
+    'lucius_step_seconds_count{outcome="FAILED",service="ocr"} 1.0',
+    'lucius_step_retries_total{cause="FAILED",service="ocr"} 1.0',
+    'lucius_dispatch_lag_seconds_count{service="ocr"} 2.0',
+    'lucius_outbox_pending{service="embedding"} 1.0',
+    "lucius_outbox_oldest_seconds 7.0",
+    'lucius_sweeper_actions_total{action="deadline"} 1.0',
+    "lucius_commit_batch_size_count",
+    "lucius_commit_seconds_count",
+    'lucius_callbacks_total{disposition="APPLIED",type="RESULT"} 2.0',
+    'lucius_refusals_total{code="UNAUTHENTICATED"} 1.0',
+    'lucius_refusals_total{code="NOT_FOUND"} 1.0',
+    "lucius_jobs_inflight 2.0",
+    'lucius_unacked{service="embedding"}',
+]
+
+
+async def test_every_metric_is_there_after_a_job_ran(start: Start, ledger_url: str) -> None:
+    api = await start(ledger_url=ledger_url, defaults=Defaults(backoff_scale=0))
+    job_id = await api.submit()
+    (await api.fail(await api.pull_one())).ok()
+    assert await api.sweep() == 1
+    await api.finish(job_id)
+    await api.submit(request_type="EMBEDDING")
+    await api.submit(request_type="EMBEDDING", idempotency_key="two")
+    await api.pull("embedding")
+    (await api.post("/v1/jobs/x:cancel", key="x")).problem(401, "UNAUTHENTICATED")
+    (await api.get("/nowhere")).problem(404, "NOT_FOUND")
+    api.clock.advance(7)
+    answer = await api.get("/metrics", key="")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    text = answer.body.decode()
+    assert [line for line in POINT_11 if line not in text] == []
+    assert job_id not in text
+    assert "acme" not in text
+
+
+async def test_a_server_is_ready_while_its_engine_runs(api: Api) -> None:
+    assert (await api.get("/healthz", key="")).ok() == {"status": "ok"}
+    assert (await api.get("/readyz", key="")).ok() == {"status": "ready"}
+    await api.runtime.engine.stop()
+    answer = await api.get("/readyz", key="")
+    answer.problem(503, "NOT_READY")
+    assert answer.headers["retry-after"] == "1"
+    assert (await api.get("/healthz", key="")).ok() == {"status": "ok"}
+
+
+async def test_a_server_that_starts_or_stops_says_so(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.app._app.state, "runtime", None)  # type: ignore[attr-defined]
+    for method, path in (("POST", "/v1/commands"), ("GET", "/v1/jobs"), ("GET", "/readyz"), ("GET", "/metrics")):
+        answer = await api.call(method, path)
+        answer.problem(503, "NOT_READY")
+        assert answer.headers["retry-after"] == "1"
+    assert (await api.get("/healthz")).status == 200
+
+
+async def test_the_documents_are_open_to_everyone(api: Api) -> None:
+    document = (await api.get("/openapi.json", key="")).ok()
+    assert document["openapi"].startswith("3.1")
+    assert b"/openapi.json" in (await api.get("/docs", key="")).body
+
+
+async def test_protocols_are_listed_and_shown(api: Api) -> None:
+    listed = (await api.get("/v1/protocols")).ok()
+    names = {protocol["request_type"] for protocol in listed["protocols"]}
+    assert names == {"OCR", "EMBEDDING", "SIS", "OCR_EMBEDDING", "OCR_EMBEDDING_SIS", "EMBEDDING_SIS"}
+    assert listed["problems"] == []
+    shown = (await api.get("/v1/protocols/OCR-%3EEMBEDDING?version=1".replace("%3E", ">"))).ok()
+    assert (shown["request_type"], [step["step_id"] for step in shown["steps"]]) == (
+        "OCR_EMBEDDING",
+        ["ocr", "embedding"],
+    )
+    assert shown["steps"][0]["payload_schema"]
+    (await api.get("/v1/protocols/NOPE")).problem(404, "NOT_FOUND")
+    (await api.get("/v1/protocols/OCR?version=9")).problem(404, "NOT_FOUND")
+    (await api.get("/v1/protocols/OCR?version=x")).problem(422, "INVALID_QUERY")
