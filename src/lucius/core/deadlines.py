@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from lucius.core import tasks
 from lucius.core.draft import Draft, step_clock
+from lucius.core.inputs import DeadlinePassed
 from lucius.core.model import (
     AttemptOutcome,
     ErrorInfo,
@@ -16,7 +17,7 @@ from lucius.core.model import (
 )
 
 
-def pass_deadlines(draft: Draft, resumed_at: Instant) -> bool:
+def pass_deadlines(draft: Draft, tick: DeadlinePassed) -> bool:
     """Act on every clock of the job that has run out. False if none has."""
     if draft.job.deadline is not None and draft.job.deadline <= draft.now:
         end_overdue_job(draft)
@@ -24,13 +25,13 @@ def pass_deadlines(draft: Draft, resumed_at: Instant) -> bool:
     acted = False
     for step in draft.active_steps():
         if draft.job.live:
-            acted |= _look_at(draft, step, resumed_at)
+            acted |= _look_at(draft, step, tick)
     return acted
 
 
-def _look_at(draft: Draft, step: Step, resumed_at: Instant) -> bool:
-    due = step_clock(step)
-    if due is None or due > draft.now:
+def _look_at(draft: Draft, step: Step, tick: DeadlinePassed) -> bool:
+    due, resumed_at = step_clock(step), tick.resumed_at
+    if due is None or due > (draft.now if tick.as_of is None else tick.as_of):
         return False
     attempt, spec = step.attempt, tasks.spec_of(draft, step)
     match step.status:

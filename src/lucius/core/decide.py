@@ -163,7 +163,7 @@ def _deadline_passed(draft: Draft, tick: DeadlinePassed) -> Reply:
         return Ignored("the job has ended")
     if draft.job.status is JobStatus.QUEUED and (draft.job.deadline is None or draft.job.deadline > draft.now):
         return _start(draft)
-    return Applied() if deadlines.pass_deadlines(draft, tick.resumed_at) else Ignored("nothing is due")
+    return Applied() if deadlines.pass_deadlines(draft, tick) else Ignored("nothing is due")
 
 
 def _cancel(draft: Draft, asked: Cancel) -> Reply:

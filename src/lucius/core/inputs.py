@@ -90,9 +90,14 @@ class Failed(Callback, frozen=True, kw_only=True):
 
 
 class DeadlinePassed(Struct, frozen=True):
-    """Look at the job's clocks. `resumed_at` is when the engine last came back from not ticking."""
+    """Look at the job's clocks. `resumed_at` is when the engine last came back from not ticking.
+
+    `as_of` is when it looked at its own clock: should it stand still between that and now, what ran out meanwhile
+    is for its next look, which knows of the absence. None means now.
+    """
 
     resumed_at: Instant = 0
+    as_of: Instant | None = None
 
 
 class Cancel(Struct, frozen=True):

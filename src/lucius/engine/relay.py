@@ -90,9 +90,13 @@ class Relay:
         self._down = False
         rows = await self._dispatcher.take(None, BATCH)
         try:
-            return sum(await asyncio.gather(*(self._push(row) for row in rows)))
+            pushed = await asyncio.gather(*(self._push(row) for row in rows), return_exceptions=True)
         finally:
             self._dispatcher.put_back(rows)
+        failures = [failure for failure in pushed if isinstance(failure, BaseException)]
+        if failures and not self._down:  # a bus that is down is waited for first
+            raise failures[0]
+        return sum(left is True for left in pushed)
 
     async def _push(self, row: OutboxRow) -> bool:
         async with self._slots:

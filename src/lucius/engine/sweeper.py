@@ -53,8 +53,8 @@ class Sweeper:
         self._notice_gap()
         moved = 0
         while True:
-            due = await self._ledger.due(self._clock.now(), BATCH)
-            tick = DeadlinePassed(self._resumed_at)
+            tick = DeadlinePassed(self._resumed_at, as_of=self._last_tick)
+            due = await self._ledger.due(self._last_tick, BATCH)
             acted = sum(await asyncio.gather(*(self._feed(job_id, tick, "deadline") for job_id in due)))
             moved += acted
             self._notice_gap()  # we may have stood still in the middle of it

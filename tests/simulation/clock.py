@@ -1,0 +1,143 @@
+"""Virtual time: an event loop that never waits, runs what is ready in an order that the seed draws, and can freeze.
+
+Nothing here does I/O. When nothing is ready the clock jumps to the next timer, so an hour costs what happens in it.
+"""
+
+import asyncio
+import heapq
+import random
+from asyncio import Handle, TimerHandle
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context, ContextVar, copy_context
+from typing import Any
+
+from lucius.core.model import Instant
+
+EPOCH_MS: Instant = 1_750_000_000_000
+PRUNE_AT = 256
+
+
+class Owner:
+    """What runs together and dies together: all tasks of one process, and whatever they start."""
+
+    def __init__(self) -> None:
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.frozen = False
+        self.held: list[Handle] = []
+
+    def context(self) -> Context:
+        """A context in which everything started belongs to this owner."""
+        context = copy_context()
+        context.run(OWNER.set, self)
+        return context
+
+
+OWNER: ContextVar[Owner | None] = ContextVar("owner", default=None)
+
+
+class OutOfSteps(RuntimeError):
+    """The simulation goes round and round without time passing, or has nothing left to do."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    _ready: deque[Handle]
+    _scheduled: list[TimerHandle]
+    _stopping: bool
+
+    def __init__(self, rng: random.Random, *, shuffle: bool, max_steps: int) -> None:
+        super().__init__()
+        self.steps = 0
+        self._now = 0.0
+        self._rng = rng
+        self._shuffle = shuffle
+        self._max_steps = max_steps
+        self._holding: dict[Owner, None] = {}
+        self._traps: list[tuple[int, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self._now
+
+    def after_steps(self, steps: int, act: Callable[[], None]) -> None:
+        """Act between two callbacks, that many callbacks from now: in the middle of whatever goes on then."""
+        self._traps.append((self.steps + steps, act))
+        self._traps.sort(key=lambda trap: trap[0])
+
+    def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = super().create_task(coro, name=name, context=context)
+        owner = context.get(OWNER) if context is not None else OWNER.get()
+        if owner is not None:
+            if len(owner.tasks) >= PRUNE_AT:
+                owner.tasks = [known for known in owner.tasks if not known.done()]
+            owner.tasks.append(task)
+        return task
+
+    def drain(self) -> None:
+        """Cancel every task and let it end; nothing is frozen any more."""
+        self._max_steps = self.steps + 1_000_000
+        self._traps.clear()
+        for owner in self._holding:
+            self.thaw(owner)
+        tasks = asyncio.all_tasks(self)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+
+    def thaw(self, owner: Owner) -> None:
+        owner.frozen = False
+        self._ready.extend(owner.held)
+        owner.held.clear()
+
+    def _run_once(self) -> None:
+        if not self._ready:
+            self._jump()
+        while self._ready and not self._stopping:
+            self._run_one(self._next())
+            self._collect_due()
+
+    def _next(self) -> Handle:
+        ready = self._ready
+        if self._shuffle and len(ready) > 1:
+            chosen = int(self._rng.random() * len(ready))
+            ready[0], ready[chosen] = ready[chosen], ready[0]
+        return ready.popleft()
+
+    def _run_one(self, handle: Handle) -> None:
+        if handle.cancelled():
+            return
+        owner: Owner | None = handle._context.get(OWNER)  # type: ignore[attr-defined]
+        if owner is not None and owner.frozen:
+            owner.held.append(handle)
+            self._holding[owner] = None
+            return
+        self.steps += 1
+        if self.steps > self._max_steps:
+            raise OutOfSteps(f"more than {self._max_steps} steps")
+        handle._run()
+        while self._traps and self._traps[0][0] <= self.steps:
+            self._traps.pop(0)[1]()
+
+    def _jump(self) -> None:
+        while self._scheduled and self._scheduled[0].cancelled():
+            heapq.heappop(self._scheduled)
+        if not self._scheduled:
+            raise OutOfSteps("nothing is left to do")
+        self._now = max(self._now, self._scheduled[0].when())
+        self._collect_due()
+
+    def _collect_due(self) -> None:
+        while self._scheduled and self._scheduled[0].when() <= self._now:
+            handle = heapq.heappop(self._scheduled)
+            if not handle.cancelled():
+                self._ready.append(handle)
+
+
+class LoopClock:
+    """The Clock port over the loop's time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def now(self) -> Instant:
+        return EPOCH_MS + round(self._loop.time() * 1000)

@@ -1,0 +1,62 @@
+"""What can go wrong, how often, and how often it did. Every seed draws its own mix, so that some faults meet alone."""
+
+import random
+from collections import Counter
+
+# How likely each is, every time it could happen, in a seed that has it at all.
+RATES: dict[str, float] = {
+    "request_lost": 0.05,
+    "request_doubled": 0.06,
+    "request_delayed": 0.15,
+    "reply_lost": 0.05,
+    "reply_delayed": 0.10,
+    "publish_refused": 0.08,
+    "publish_unknown_sent": 0.05,
+    "publish_unknown_lost": 0.05,
+    "publish_hung_sent": 0.03,
+    "publish_hung_lost": 0.03,
+    "message_lost": 0.04,
+    "message_doubled": 0.08,
+    "message_delayed": 0.15,
+    "ledger_conflict": 0.06,
+    "ledger_full": 0.03,
+    "ledger_slow": 0.25,
+    "service_crashed": 0.06,
+    "service_did_not_ack": 0.05,
+    "service_silent": 0.06,
+    "service_contradicted": 0.06,
+    "service_failed_retryable": 0.08,
+    "service_failed_for_good": 0.03,
+    "service_rate_limited": 0.03,
+    "client_repeated": 0.20,
+    "client_reused_key": 0.10,
+    "client_cancelled": 0.15,
+}
+
+# How many of each a seed may have at most, at random moments.
+EVENTS: dict[str, int] = {"crash": 4, "freeze": 2, "bus_down": 2, "disk_full": 1, "drift": 2, "outbox_retry": 2}
+
+
+class Faults:
+    """The dice of one seed. Once `on` is False nothing goes wrong any more."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.calm = rng.random() < 0.04  # a world in which nothing goes wrong, and hence nothing may fail
+        self.on = not self.calm
+        self.counts: Counter[str] = Counter()
+        self._rng = rng
+        self._rates = {kind: self._mix(rate) for kind, rate in RATES.items()}
+        self.planned = {kind: rng.randint(0, most) if rng.random() < 0.7 else 0 for kind, most in EVENTS.items()}
+
+    def _mix(self, rate: float) -> float:
+        return 0.0 if self._rng.random() < 0.35 else rate * self._rng.uniform(0.4, 2.0)
+
+    def hit(self, kind: str) -> bool:
+        """Does this go wrong now? Counted if so."""
+        if not self.on or self._rng.random() >= self._rates[kind]:
+            return False
+        self.counts[kind] += 1
+        return True
+
+    def saw(self, what: str) -> None:
+        self.counts[what] += 1

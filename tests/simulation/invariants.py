@@ -1,0 +1,369 @@
+"""What must hold after every commit, each rule told apart from the code that keeps it. A rule yields what breaks it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct, field
+
+from lucius.adapters.ledger_memory import _Record
+from lucius.core.decision import Decision, Defaults
+from lucius.core.model import (
+    TERMINAL_JOB,
+    TERMINAL_STEP,
+    TIMED_OUT,
+    WITH_SERVICE,
+    Attempt,
+    AttemptOutcome,
+    FailureClass,
+    Instant,
+    JobStatus,
+    OutboxStatus,
+    Step,
+    StepStatus,
+)
+from lucius.core.protocol import StepSpec
+from tests.simulation.disk import Before
+
+RETRY_AFTER_MS = 2_500  # what services ask for when they are RATE_LIMITED
+
+ROW_ARROWS = {
+    None: {OutboxStatus.PENDING},
+    OutboxStatus.PENDING: set(OutboxStatus),
+    OutboxStatus.SENT: {OutboxStatus.SENT},
+    OutboxStatus.FAILED_FINAL: {OutboxStatus.FAILED_FINAL},
+    OutboxStatus.WITHDRAWN: {OutboxStatus.WITHDRAWN},
+}
+
+
+class Absence(Struct, frozen=True):
+    """While no orchestrator was looking."""
+
+    since: Instant
+    until: Instant
+
+
+class Known(Struct):
+    """What the rules remember between commits, and what the world tells them."""
+
+    defaults: Defaults
+    max_unacked: int
+    attempts: dict[tuple[str, str, int], str] = field(default_factory=dict)
+    leases: dict[str, tuple[str, str, int]] = field(default_factory=dict)
+    keys: dict[tuple[str, str], str] = field(default_factory=dict)
+    repairs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    share: dict[str, dict[str, int]] = field(default_factory=dict)
+    totals: Counter[str] = field(default_factory=Counter)
+    ledger_totals: dict[str, int] = field(default_factory=dict)
+    absences: list[Absence] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)
+    cancels_asked: set[str] = field(default_factory=set)
+    drifted: set[str] = field(default_factory=set)
+    kept_back: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+
+class Change(Struct, frozen=True):
+    """One durable commit: the job before it, and after."""
+
+    before: Before | None
+    record: _Record
+    decision: Decision
+
+    @property
+    def job_id(self) -> str:
+        return self.record.job.job_id
+
+    def spec(self, step: Step) -> StepSpec:
+        return self.record.protocol.steps[step.index]
+
+    def steps(self) -> Iterator[tuple[Step | None, Step]]:
+        """Every step that changed: as it was, if it had started, and as it is."""
+        for step in self.decision.steps:
+            yield (self.before.steps.get(step.step_id) if self.before else None), step
+
+    def ended(self) -> Iterator[tuple[Attempt, Step]]:
+        """Every attempt that ended in this commit while it was current: as it was, and its step as it is."""
+        for was, step in self.steps():
+            if was and was.attempt.outcome is None and step.attempt.outcome is not None:
+                yield was.attempt, step
+
+
+Rule = Callable[[Change, Known], Iterator[str]]
+
+
+def versions_move_by_one(change: Change, _: Known) -> Iterator[str]:
+    job, before = change.record.job, change.before
+    was = before.job.version if before else 0
+    if job.version != was + 1:
+        yield f"version {was} became {job.version}"
+    seqs = [event.seq for event in change.record.events]
+    if seqs != list(range(1, len(seqs) + 1)) or job.event_seq != len(seqs):
+        yield f"events are numbered {seqs[-5:]}, the job says {job.event_seq}"
+
+
+def terminal_states_never_change(change: Change, _: Known) -> Iterator[str]:
+    before, job = change.before, change.record.job
+    if before is None:
+        return
+    was = before.job
+    if was.status in TERMINAL_JOB and (was.status, was.error, was.completed_at, was.run_no) != (
+        job.status,
+        job.error,
+        job.completed_at,
+        job.run_no,
+    ):
+        yield f"the job was {was.status} and became {job.status}"
+    for step_id, step in before.steps.items():
+        if step.status in TERMINAL_STEP and change.record.steps[step_id] != step:
+            yield f"step {step_id} was {step.status} and changed to {change.record.steps[step_id].status}"
+
+
+def attempts_only_grow_and_keep_their_lease(change: Change, known: Known) -> Iterator[str]:
+    for was, step in change.steps():
+        before_no, attempt = (was.attempt.attempt_no if was else 0), step.attempt
+        if not before_no <= attempt.attempt_no <= before_no + 1:
+            yield f"step {step.step_id} went from attempt {before_no} to {attempt.attempt_no}"
+        where = (change.job_id, step.step_id, attempt.attempt_no)
+        if known.attempts.setdefault(where, attempt.lease_id) != attempt.lease_id:
+            yield f"attempt {where} has the leases {known.attempts[where]} and {attempt.lease_id}"
+        if known.leases.setdefault(attempt.lease_id, where) != where:
+            yield f"lease {attempt.lease_id} belongs to {known.leases[attempt.lease_id]} and {where}"
+
+
+def attempts_stay_within_the_budget(change: Change, known: Known) -> Iterator[str]:
+    for ended in change.decision.attempts:
+        if ended.attempt.outcome is AttemptOutcome.REPAIRED:
+            known.repairs[change.job_id, ended.step_id] += 1
+    for _, step in change.steps():
+        limit = change.spec(step).retry_policy.max_attempts or known.defaults.max_attempts
+        repairs = known.repairs[change.job_id, step.step_id]
+        if step.tries > limit:
+            yield f"step {step.step_id} is at try {step.tries} of {limit}"
+        if step.attempt.attempt_no != step.tries + repairs:
+            yield f"attempt {step.attempt.attempt_no} after {step.tries} tries and {repairs} repairs"
+
+
+def one_step_is_active(change: Change, _: Known) -> Iterator[str]:
+    record, job = change.record, change.record.job
+    running = tuple(step.step_id for step in record.steps.values() if step.status not in TERMINAL_STEP)
+    if len(running) > 1 or tuple(job.active) != running:
+        yield f"active is {job.active}, running is {running}"
+    if job.status in TERMINAL_JOB and running:
+        yield f"the job is {job.status} while {running} runs"
+    if job.live and not running and job.status is not JobStatus.QUEUED:
+        yield f"the job is {job.status} and nothing of it runs"
+
+
+def steps_follow_the_protocol(change: Change, _: Known) -> Iterator[str]:
+    record, job = change.record, change.record.job
+    for was, step in change.steps():
+        earlier = [record.steps.get(spec.step_id) for spec in record.protocol.steps[: step.index]]
+        if was is None and not all(e and e.status is StepStatus.SUCCEEDED for e in earlier):
+            yield f"step {step.step_id} started before its turn"
+        began = was is None or was.attempt.attempt_no != step.attempt.attempt_no
+        stopping = change.before is not None and change.before.job.status is JobStatus.CANCELLING
+        if began and stopping:
+            yield f"step {step.step_id} started an attempt while the job was being cancelled"
+    done = [record.steps.get(spec.step_id) for spec in record.protocol.steps]
+    if job.status is JobStatus.SUCCEEDED and not all(s and s.status is StepStatus.SUCCEEDED for s in done):
+        yield "the job succeeded without all of its steps"
+
+
+def results_belong_to_the_current_lease(change: Change, known: Known) -> Iterator[str]:
+    for was, step in change.steps():
+        if step.status is not StepStatus.SUCCEEDED:
+            continue
+        if was is None or was.attempt.lease_id != step.attempt.lease_id:
+            yield f"step {step.step_id} succeeded on another lease than was current"
+        said_by = step.result.get("lease") if isinstance(step.result, dict) else None
+        if said_by != step.attempt.lease_id:
+            yield f"step {step.step_id} holds a result of lease {said_by}, current is {step.attempt.lease_id}"
+        if was and was.status is StepStatus.FAILED_RETRY and was.attempt.outcome is AttemptOutcome.FAILED:
+            yield f"step {step.step_id} had failed as reported, and a later success was applied"
+
+
+def failures_have_a_cause(change: Change, known: Known) -> Iterator[str]:
+    for was, step in change.ended():
+        outcome = step.attempt.outcome
+        if outcome is AttemptOutcome.HANDOVER_FAILED and was.lease_id not in known.refused:
+            yield f"step {step.step_id} attempt {was.attempt_no} was charged with a hand-over that nobody refused"
+    job = change.record.job
+    if job.status is JobStatus.CANCELLED and job.job_id not in known.cancels_asked:
+        yield "the job was cancelled and nobody had asked"
+    if job.status is JobStatus.FAILED_FINAL and change.before and change.before.job.live:
+        yield from _failed_for_good(change, known)
+
+
+def _failed_for_good(change: Change, known: Known) -> Iterator[str]:
+    job = change.record.job
+    if job.error and job.error.code == "JOB_TIMEOUT":
+        if job.deadline is None or job.deadline > job.updated_at:
+            yield "the job timed out before its deadline"
+        return
+    step = change.record.steps[job.current_step_id or ""]
+    limit = change.spec(step).retry_policy.max_attempts or known.defaults.max_attempts
+    if step.attempt.failure_class != "NON_RETRYABLE" and step.tries < limit:
+        yield f"the job failed after try {step.tries} of {limit} with {step.attempt.failure_class}"
+
+
+def deadlines_are_kept(change: Change, known: Known) -> Iterator[str]:
+    """No attempt is timed out before its time, nor for silence while nobody was listening (rule 7)."""
+    for was, step in change.ended():
+        spec, at = change.spec(step), step.attempt.ended_at or 0
+        match step.attempt.outcome:
+            case AttemptOutcome.ACK_TIMEOUT:
+                deadline, started = was.ack_deadline, was.handed_over_at
+                period = spec.ack_timeout_ms or known.defaults.ack_timeout_ms
+            case AttemptOutcome.LEASE_EXPIRED:
+                deadline, started = was.lease_expires_at, was.picked_up_at
+                period = spec.lease_ms or known.defaults.lease_ms
+            case _:
+                continue
+        if deadline is None or started is None or at < deadline:
+            yield f"step {step.step_id} timed out ({step.attempt.outcome}) before its time"
+            continue
+        for away in known.absences:
+            if started < away.until and deadline > away.since and away.until <= at < away.until + period:
+                late = at - away.until
+                yield f"step {step.step_id} {step.attempt.outcome} {late} ms after an absence, its period is {period}"
+
+
+def a_cancel_lets_services_finish(change: Change, _: Known) -> Iterator[str]:
+    """What is with a service, or may be, is not ended by asking for a cancel (rule 8)."""
+    if not any(event.type == "CANCEL_REQUESTED" for event in change.decision.events):
+        return
+    for was, step in change.steps():
+        out = was is not None and (was.status in WITH_SERVICE or was.attempt.claimed_at is not None)
+        if out and step.status in TERMINAL_STEP:
+            yield f"step {step.step_id} was with its service and was ended by a cancel"
+
+
+def a_success_after_a_timeout_counts(change: Change, _: Known) -> Iterator[str]:
+    """As long as no newer attempt has started, a timed-out attempt that succeeded spares the retry (rule 3)."""
+    for event in change.decision.events:
+        was = change.before.steps.get(event.step_id or "") if change.before else None
+        success = event.type == "CALLBACK_RESULT" and "error_code" not in event.data
+        if was is None or not success or event.data["disposition"] == "APPLIED":
+            continue
+        current = was.status is StepStatus.FAILED_RETRY and was.attempt.lease_id == event.data["lease_id"]
+        if current and was.attempt.outcome in TIMED_OUT:
+            yield f"the success of step {was.step_id} was {event.data['disposition']} while its retry waited"
+
+
+def retries_wait_their_backoff(change: Change, _: Known) -> Iterator[str]:
+    for _was, step in change.ended():
+        if step.status is not StepStatus.FAILED_RETRY:
+            continue
+        attempt, wait = step.attempt, (step.retry_at or 0) - (step.attempt.ended_at or 0)
+        if attempt.failure_class is FailureClass.NON_RETRYABLE:
+            yield f"step {step.step_id} is to be tried again after a failure for good"
+        if attempt.failure_class is FailureClass.RATE_LIMITED and wait < RETRY_AFTER_MS:
+            yield f"step {step.step_id} waits {wait} ms, and was asked to wait {RETRY_AFTER_MS}"
+    asked = any(event.type == "HANDOVER_RETRY_REQUESTED" for event in change.decision.events)
+    for was, step in change.steps():
+        if was and was.status is StepStatus.FAILED_RETRY and step.status is StepStatus.DISPATCHING and not asked:
+            due = was.retry_at
+            if due is None or step.attempt.created_at < due:
+                yield f"step {step.step_id} was tried again before {due}"
+
+
+def the_outbox_follows_its_steps(change: Change, _: Known) -> Iterator[str]:
+    record = change.record
+    pending = [row for row in record.outbox.values() if row.status is OutboxStatus.PENDING]
+    if pending and not record.job.live:
+        yield f"the job has ended and {pending[0].outbox_id} is PENDING"
+    if len({row.step_id for row in pending}) != len(pending):
+        yield f"a step has two PENDING rows: {[row.outbox_id for row in pending]}"
+    for row in pending:
+        if record.steps[row.step_id].attempt.lease_id != row.lease_id:
+            yield f"the PENDING row {row.outbox_id} is for another lease than its step's"
+    for row in change.decision.outbox:
+        was = change.before.rows.get(row.outbox_id) if change.before else None
+        if row.status not in ROW_ARROWS[was.status if was else None] and was is not None:
+            yield f"outbox row {row.outbox_id} went from {was.status} to {row.status}"
+
+
+def live_jobs_have_a_clock(change: Change, known: Known) -> Iterator[str]:
+    record = change.record
+    if change.job_id in known.drifted:
+        return  # we took its clock or its row away: it is the sweeper's to repair
+    waits = any(row.status is OutboxStatus.PENDING for row in record.outbox.values())
+    for step in record.steps.values():
+        clocked = step.status in (StepStatus.INITIATED, StepStatus.PROCESSING, StepStatus.FAILED_RETRY)
+        if clocked and record.job.due_at is None:
+            yield f"step {step.step_id} is {step.status} and the job has no clock"
+    if record.job.live and record.job.due_at is None and not waits:
+        yield "nothing will ever look at this job again"
+    if not record.job.live and record.job.due_at is not None:
+        yield "the job has ended and is still due"
+
+
+def counters_equal_the_truth(change: Change, known: Known) -> Iterator[str]:
+    share = _share(change.record)
+    known.totals.subtract(known.share.get(change.job_id, {}))
+    known.totals.update(share)
+    known.share[change.job_id] = share
+    truth = {name: n for name, n in known.totals.items() if n}
+    if truth != known.ledger_totals:
+        yield f"the ledger counts {known.ledger_totals}, the jobs are {truth}"
+    over = {name: n for name, n in truth.items() if name.startswith("unacked/") and n > known.max_unacked}
+    if over:
+        yield f"more than {known.max_unacked} directives are un-ACKed: {over}"
+
+
+def _share(record: _Record) -> dict[str, int]:
+    """What one job adds to the counters, worked out from all of its steps."""
+    job = record.job
+    if job.status in TERMINAL_JOB:
+        return {}
+    share = Counter(
+        [
+            "jobs",
+            f"jobs/tenant/{job.command.tenant_id}",
+            f"jobs/mode/{job.routing.resolved_mode.value}",
+            f"jobs/protocol/{record.protocol.protocol_id}",
+        ]
+    )
+    for step in record.steps.values():
+        claimed = step.status is StepStatus.DISPATCHING and step.attempt.claimed_at is not None
+        if claimed or step.status is StepStatus.INITIATED:
+            share[f"unacked/{step.service}"] += 1
+    return dict(share)
+
+
+def a_key_makes_one_job(change: Change, known: Known) -> Iterator[str]:
+    if change.before is None:
+        command = change.record.job.command
+        key = (command.tenant_id, command.idempotency_key or command.idempotency_hash)
+        if known.keys.setdefault(key, change.job_id) != change.job_id:
+            yield f"{key} made the jobs {known.keys[key]} and {change.job_id}"
+
+
+def fenced_successes_are_kept(change: Change, known: Known) -> Iterator[str]:
+    for event in change.decision.events:
+        if event.type == "CALLBACK_RESULT" and event.data["disposition"] == "STALE":
+            failed = "error_code" in event.data
+            kept = any(q.lease_id == event.data["lease_id"] for q in change.record.quarantined.values())
+            if not failed and not kept:
+                yield f"the success of fenced lease {event.data['lease_id']} was not kept"
+
+
+RULES: tuple[Rule, ...] = (
+    versions_move_by_one,
+    terminal_states_never_change,
+    attempts_only_grow_and_keep_their_lease,
+    attempts_stay_within_the_budget,
+    one_step_is_active,
+    steps_follow_the_protocol,
+    results_belong_to_the_current_lease,
+    failures_have_a_cause,
+    deadlines_are_kept,
+    a_cancel_lets_services_finish,
+    a_success_after_a_timeout_counts,
+    retries_wait_their_backoff,
+    the_outbox_follows_its_steps,
+    live_jobs_have_a_clock,
+    counters_equal_the_truth,
+    a_key_makes_one_job,
+    fenced_successes_are_kept,
+)

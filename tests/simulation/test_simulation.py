@@ -1,0 +1,45 @@
+"""Two thousand worlds in which everything goes wrong: no job is lost or stuck, nothing fenced is applied."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.simulation.tally import SUCCEEDED_OF_100, Tally
+from tests.simulation.world import run
+
+CHUNKS = 20
+SEEDS = 100  # in each
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder that the workers of this test run share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "simulation"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_invariant_holds_whatever_goes_wrong(chunk: int, results: Path) -> None:
+    tally = Tally()
+    for seed in range(chunk * SEEDS, (chunk + 1) * SEEDS):
+        tally.add(run(seed))
+    assert tally.missing() == []
+    assert tally.succeeded >= SUCCEEDED_OF_100
+    (results / f"{chunk}.json").write_bytes(msgspec.json.encode(tally))
+    _check_them_all(results)
+
+
+def _check_them_all(results: Path) -> None:
+    """Whoever finishes last looks at the sum."""
+    files = sorted(results.glob("*.json"))
+    if len(files) < CHUNKS:
+        return
+    total = Tally()
+    for file in files:
+        total.add(msgspec.json.decode(file.read_bytes(), type=Tally))
+    assert total.seeds == CHUNKS * SEEDS
+    assert total.succeeded >= 20 * SUCCEEDED_OF_100
+    assert total.never() == []

@@ -1,0 +1,263 @@
+"""One seed: a world is drawn, things go wrong for a while, then nothing does, and everything must come to its end."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from unittest import mock
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lucius import wiring
+from lucius.core.decision import Env
+from lucius.core.model import JobStatus, OutboxStatus, StepStatus
+from lucius.engine import relay, sweeper
+from lucius.ports.errors import LedgerFull
+from tests.simulation.broker import Broker
+from tests.simulation.clients import WHO, Client
+from tests.simulation.clock import LoopClock, OutOfSteps, VirtualLoop
+from tests.simulation.disk import Disk
+from tests.simulation.faults import Faults
+from tests.simulation.monitor import Monitor
+from tests.simulation.process import Fleet, Network, Process, Unanswered
+from tests.simulation.rest import look_at_calm, look_at_clocks, look_at_the_end
+from tests.simulation.scenery import SERVICES, FixedProtocols, draw_settings
+from tests.simulation.services import Service
+from tests.simulation.trace import Broken
+
+MAX_STEPS = 400_000
+REST_WITHIN = 240.0  # once nothing goes wrong any more, every job ends within this time
+AFTERMATH = 12.0  # and late messages find nothing to change
+
+
+class Outcome(Struct, frozen=True):
+    seed: int
+    digest: str
+    steps: int
+    virtual_seconds: float
+    jobs: Counter[JobStatus]
+    counts: Counter[str]
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = rng = random.Random(seed)
+        self.loop = loop = VirtualLoop(rng, shuffle=rng.random() < 0.7, max_steps=MAX_STEPS)
+        self.pushes = rng.random() < 0.55
+        self.settings = draw_settings(rng, self.pushes)
+        self.faults = Faults(rng)
+        self.disk = Disk(self.faults, rng)
+        self.monitor = Monitor(loop, self.disk, self.faults, self.settings.defaults, self.settings.max_unacked)
+        gap_ms = max(sweeper.GAP_MS, round(self.settings.sweep_interval * 4000))
+        self.fleet = Fleet(loop, rng, self.disk, self.faults, self.monitor, self._build, gap_ms)
+        self.network = Network(loop, rng, self.faults, self.fleet)
+        self.broker = Broker(loop, rng, self.faults, self.monitor, self.settings.publish_timeout)
+        self.replicas = 2 if rng.random() < 0.35 else 1
+        self.window = rng.uniform(8.0, 20.0)
+        self.batch = rng.choice((3, 200))
+        self._protocols = FixedProtocols(rng)
+        self._ids = count(1)
+        self._freeze_in_sweep: dict[str, float] = {}
+        self.disk.on_sweep = self._sweeping
+        self.clients = [self._client(number) for number in range(rng.randint(3, 8))]
+
+    def _client(self, number: int) -> Client:
+        request_type = self.rng.choice(("P1", "P2", "P3"))
+        clock = LoopClock(self.loop)
+        return Client(number, request_type, self.rng, self.disk, self.faults, self.monitor, self.network, clock)
+
+    def new_id(self) -> str:
+        return f"id-{next(self._ids):05d}"
+
+    def _build(self, process: Process) -> wiring.Runtime:
+        publisher = self.broker.link(process) if self.pushes else None
+        env = Env(new_id=self.new_id, jitter=self.rng.random, defaults=self.settings.defaults)
+        runtime = wiring.build(self.settings, process.connection, publisher, LoopClock(self.loop), env)
+        wiring.attach(runtime)
+        return runtime
+
+    def run(self) -> Outcome:
+        """Raises Broken with the rule, the job's story, and how to see it again."""
+        with self._surroundings():
+            try:
+                self.loop.run_until_complete(self._live())
+            except OutOfSteps as stuck:
+                self.monitor.fail("the world comes to rest", "", str(stuck))
+            except RuntimeError:
+                if self.monitor.broken is None:
+                    raise
+            finally:
+                self._tear_down()
+        if self.monitor.broken is not None:
+            replay = f"seed {self.seed}; to see it again: python -m tests.simulation.replay {self.seed}"
+            raise Broken(f"{replay}\n{self.monitor.broken}") from None
+        return self._outcome()
+
+    def _tear_down(self) -> None:
+        """Let every task end, so that nothing of this world is heard of in the next."""
+        self.monitor.deaf = True
+        self.loop.drain()
+        self.loop.close()
+
+    @contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        """What the code takes from its surroundings comes from the seed, too."""
+        state, logging = random.getstate(), structlog.get_config()
+        random.seed(self.seed)  # the supervisor's backoff
+        structlog.configure(
+            processors=[self.monitor.log],
+            wrapper_class=structlog.make_filtering_bound_logger(40),
+            cache_logger_on_first_use=False,
+        )
+        try:
+            with (
+                mock.patch.multiple(wiring, ProtocolsDir=lambda *_: self._protocols, new_job_id=self.new_id),
+                mock.patch.object(relay, "BATCH", self.batch),
+                mock.patch.object(sweeper, "BATCH", self.batch),
+            ):
+                yield
+        finally:
+            structlog.configure(**logging)
+            random.setstate(state)
+
+    async def _live(self) -> None:
+        for slot in range(self.replicas):
+            self.fleet.start(slot)
+        services = [
+            Service(name, self.loop, self.rng, self.disk, self.faults, self.monitor, self.fleet, self.network)
+            for name in SERVICES
+        ]
+        listening = [
+            self.monitor.watch(self.loop.create_task(service.listen(self.broker) if self.pushes else service.ask()))
+            for service in services
+            for _ in range(self.rng.randint(1, 2))
+        ]
+        living = [
+            self.monitor.watch(self.loop.create_task(client.live(self.rng.uniform(0, self.window / 2), self.window)))
+            for client in self.clients
+        ]
+        self._plan_trouble()
+        await asyncio.sleep(self.window)
+        self._heal()
+        await self._rest(living)
+        look_at_the_end(self.monitor, self.disk)
+        await asyncio.sleep(AFTERMATH)
+        look_at_the_end(self.monitor, self.disk)
+        if self.faults.calm:
+            freely = self.replicas == 1 and self.settings.max_unacked > len(self.clients)
+            look_at_calm(self.monitor, self.disk, at_once=freely)
+            for client in self.clients if self.replicas == 1 else ():
+                late = client.told_after_ms
+                self.monitor.require(late <= 100, "ends are told at once", client.job_id, f"after {late} ms")
+        for task in (*listening, *living):
+            task.cancel()
+
+    async def _rest(self, living: list[asyncio.Task[None]]) -> None:
+        deadline, healed_at = self.loop.time() + REST_WITHIN, LoopClock(self.loop).now()
+        while self.loop.time() < deadline:
+            await asyncio.sleep(1.0)
+            look_at_clocks(self.monitor, self.disk, healed_at, LoopClock(self.loop).now())
+            if all(task.done() for task in living) and not any(r.job.live for r in self.disk.records.values()):
+                break
+        for task, client in zip(living, self.clients, strict=True):
+            waits = not task.done()
+            self.monitor.require(not waits, "every client is answered", client.job_id, f"{client.name} waits")
+
+    def _heal(self) -> None:
+        self.monitor.trace.note("world", "", "nothing goes wrong any more")
+        self.faults.on = False
+        self.disk.full = self.broker.bus.down = False
+        self.fleet.heal()
+
+    # What goes wrong at random moments
+
+    def _plan_trouble(self) -> None:
+        acts: dict[str, Callable[[], None]] = {
+            "crash": self._crash,
+            "freeze": self._freeze,
+            "bus_down": self._bus_down,
+            "disk_full": self._disk_full,
+            "drift": self._drift,
+            "outbox_retry": self._outbox_retry,
+        }
+        for kind, times in self.faults.planned.items():
+            for _ in range(0 if self.faults.calm else times):
+                self.loop.call_later(self.rng.uniform(0, self.window), self._strike, kind, acts[kind])
+
+    def _strike(self, kind: str, act: Callable[[], None]) -> None:
+        """Not at a timer's round instant, but some callbacks into whatever is going on."""
+
+        def strike() -> None:
+            if self.faults.on:
+                self.faults.saw(kind)
+                act()
+
+        self.loop.after_steps(self.rng.randint(0, 60), strike)
+
+    def _crash(self) -> None:
+        downtime = self.rng.choice((0.0, 0.5, 3.0, 12.0)) * self.rng.random()
+        for slot in range(self.replicas) if self.rng.random() < 0.5 else [self.rng.randrange(self.replicas)]:
+            self.fleet.crash(slot, downtime)
+
+    def _freeze(self) -> None:
+        """Some stand still here and now, or all of them in the middle of their next sweep."""
+        seconds = self.rng.choice((0.5, 3.0, 10.0)) * self.rng.uniform(0.5, 1.0)
+        names = self.fleet.names()
+        if self.rng.random() < 0.5:
+            self._freeze_in_sweep = dict.fromkeys(names, seconds)
+            return
+        for name in names if self.rng.random() < 0.5 else names[:1]:
+            self.fleet.freeze(name, seconds)
+
+    def _sweeping(self, name: str) -> None:
+        seconds = self._freeze_in_sweep.pop(name, None)
+        if seconds is not None and self.faults.on:
+            self.fleet.freeze(name, seconds)
+
+    def _bus_down(self) -> None:
+        self.broker.bus.down = True
+        self.loop.call_later(self.rng.uniform(0.2, 8.0), setattr, self.broker.bus, "down", False)
+
+    def _disk_full(self) -> None:
+        self.disk.full = True
+        self.loop.call_later(self.rng.uniform(0.2, 4.0), setattr, self.disk, "full", False)
+
+    def _drift(self) -> None:
+        """Take a waiting job's row or its clock away: only the repair can bring it back."""
+        for job_id, record in self.disk.records.items():
+            pending = [row for row in record.outbox.values() if row.status is OutboxStatus.PENDING]
+            waits = [s for s in record.steps.values() if s.status is StepStatus.DISPATCHING]
+            if pending and waits:
+                self.monitor.known.drifted.add(job_id)
+                self.monitor.trace.note("world", job_id, "loses", pending[0].outbox_id)
+                self.disk.lose_row(pending[0])
+                self.faults.saw("drift_row")
+                return
+            if record.job.live and record.job.due_at is not None and not pending:
+                self.monitor.known.drifted.add(job_id)
+                self.monitor.trace.note("world", job_id, "loses its clock")
+                record.job = replace(record.job, due_at=None)
+                self.faults.saw("drift_clock")
+                return
+
+    def _outbox_retry(self) -> None:
+        self.loop.create_task(self._ask_outbox_retry())
+
+    async def _ask_outbox_retry(self) -> None:
+        with suppress(Unanswered, LedgerFull):
+            await self.network.call(lambda process: process.runtime.operations.retry_outbox(WHO, "now"))
+
+    def _outcome(self) -> Outcome:
+        jobs = Counter(record.job.status for record in self.disk.records.values())
+        return Outcome(
+            self.seed, self.monitor.trace.digest(), self.loop.steps, self.loop.time(), jobs, self.faults.counts
+        )
+
+
+def run(seed: int) -> Outcome:
+    return World(seed).run()
