@@ -17,6 +17,7 @@ from tests.unit.core.builders import failure as failure_of
 from tests.unit.core.builders import success as success_of
 
 LEAPS = (0, 1, SECOND, 30 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE)
+LONG_ENOUGH = 8  # steps after which an ended job has shown that it does not change
 classes = st.sampled_from(FailureClass)
 
 
@@ -24,6 +25,7 @@ class JobMachine(RuleBasedStateMachine):
     """One job under a random life. `which` picks a lease: mostly the current one, sometimes an old or a made-up one."""
 
     story: Story
+    since_the_end = 0
 
     @initialize(
         job_timeout=st.sampled_from([None, None, 5 * MINUTE, 60 * MINUTE]),
@@ -43,12 +45,16 @@ class JobMachine(RuleBasedStateMachine):
         started: bool,
     ) -> None:
         retry = RetryPolicy(max_attempts=max_attempts)
-        protocol = three_steps(job_timeout_ms=job_timeout, retry=retry, first={"timeout_ms": step_timeout})
-        self.story = Story(protocol, jitter=jitter, defaults=Defaults(backoff_scale=scale))
+        self.protocol = three_steps(job_timeout_ms=job_timeout, retry=retry, first={"timeout_ms": step_timeout})
+        self.jitter, self.defaults = jitter, Defaults(backoff_scale=scale)
+        self.submit_another()
         if started:
-            self.story.dispatched()
-        else:
-            self.story.submit()
+            self.story.start()
+
+    def submit_another(self) -> None:
+        self.story = Story(self.protocol, jitter=self.jitter, defaults=self.defaults)
+        self.story.submit()
+        self.since_the_end = 0
 
     def lease(self, which: int) -> Lease:
         """0..5: the current lease; 6 and 7: one that was given out before; 8: one that never was; 9: no such step."""
@@ -60,10 +66,6 @@ class JobMachine(RuleBasedStateMachine):
         if which >= 6:
             return known[(which * 7 + self.story.job.version) % len(known)]
         return self.story.lease
-
-    @rule()
-    def start(self) -> None:
-        self.story.start()
 
     @rule()
     def go_on_as_hoped(self) -> None:
@@ -82,9 +84,21 @@ class JobMachine(RuleBasedStateMachine):
             case _:
                 story.tick_when_due()
 
-    @rule()
-    def submit_again(self) -> None:
-        self.story.submit()
+    @rule(again=st.booleans())
+    def begin_again(self, again: bool) -> None:
+        self.story.feed(*((self.story.submission(),) if again else ()), Start())
+
+    @rule(cancelled=st.booleans(), ends=st.sampled_from(["hand_over", "refuse_hand_over", "release", "ack", "lost"]))
+    def publish(self, cancelled: bool, ends: str) -> None:
+        """A relay claims, something may come between, and it reports; or a callback is faster."""
+        if self.story.job.active:
+            self.story.claim()
+            if cancelled:
+                self.story.cancel()
+            if ends == "lost":
+                self.lose_the_row()
+            else:
+                getattr(self.story, ends)()
 
     @rule(which=st.integers(0, 9))
     def claim(self, which: int) -> None:
@@ -174,16 +188,19 @@ class JobMachine(RuleBasedStateMachine):
         story.repair(story.step.step_id)
 
     @invariant()
-    def it_can_always_be_told(self) -> None:
+    def it_is_still_the_same_job(self) -> None:
         story = self.story
         note(f"{story.status} {story.statuses()} v{story.job.version} rows={len(story.books.rows)}")
         assert story.job.job_id == JOB_ID
         sent = [row for row in story.books.rows.values() if row.status is OutboxStatus.SENT]
         assert len(sent) <= story.job.attempts_total
+        self.since_the_end += not story.job.live
+        if self.since_the_end > LONG_ENOUGH:
+            self.submit_another()
 
 
 JobMachine.TestCase.settings = settings(
-    max_examples=400,
+    max_examples=500,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
