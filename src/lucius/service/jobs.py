@@ -59,7 +59,8 @@ class Jobs:
                 await asyncio.sleep(self._env.jitter() * 0.002 * 2 ** min(conflicts, 6))
                 continue
             return decision
-        raise Rejected(RejectCode.LEDGER_CONTENDED, f"job {job_id} is changing too fast; try again")
+        message = f"job {job_id} is changing too fast; try again"
+        raise Rejected(RejectCode.LEDGER_CONTENDED, message, retry_after_seconds=1)
 
     async def create(self, inputs: Sequence[Input]) -> Decision:
         """The first decision of a job. Raises AlreadyAccepted or LimitReached."""

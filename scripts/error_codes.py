@@ -1,0 +1,104 @@
+"""Write docs/errors.md from the codes that the API refuses with; with --check, only say if it is stale."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from lucius.api.problems import MEDIA_TYPE, STATUS, TYPE_ROOT
+from lucius.service.errors import TITLES, RejectCode
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
+
+INTRODUCTION = f"""\
+<!-- Written by scripts/error_codes.py from src/lucius/service/errors.py. Do not edit: run the script. -->
+
+# Errors
+
+A refused request gets `{MEDIA_TYPE}` (RFC 9457), and nothing of it was kept:
+
+```json
+{{
+  "type": "{TYPE_ROOT}invalid-payload",
+  "title": "The payload does not fit the protocol's steps",
+  "status": 422,
+  "code": "INVALID_PAYLOAD",
+  "detail": "/payload/sis/prompt_set: required member is missing",
+  "errors": [{{"pointer": "/payload/sis/prompt_set", "message": "required member is missing"}}]
+}}
+```
+
+`code` is stable: it is never renamed and never changes its meaning; new ones may be added. `title` and `detail` are
+for people. `errors` has a JSON Pointer into the body for each fault; for a parameter, its name. `jobId` names the job
+that is meant, `disposition` what became of a callback. `retry_after_seconds` is what the header `Retry-After` says. In
+a batch each item has its own problem, with `status_code`.
+"""
+
+ADVICE: dict[RejectCode, str] = {
+    RejectCode.MALFORMED_JSON: "Mend the JSON; `detail` says where it breaks.",
+    RejectCode.INVALID_ENVELOPE: "Mend the members that `errors` names.",
+    RejectCode.UNKNOWN_FIELD: "Remove or rename the fields that `errors` names.",
+    RejectCode.UNSUPPORTED_SCHEMA_VERSION: "Send `schema_version` `v1`.",
+    RejectCode.UNKNOWN_REQUEST_TYPE: "Use a request type of `GET /v1/protocols`, or add its protocol.",
+    RejectCode.UNKNOWN_PROTOCOL_VERSION: "Leave `protocol_version` out for the newest, or name one that is there.",
+    RejectCode.INVALID_PAYLOAD: "Mend the members that `errors` names; the protocol has the schemas.",
+    RejectCode.FORBIDDEN_REF: "Use a scheme, host and container of the policy, and no credentials in the reference.",
+    RejectCode.INVALID_TENANT: "Use 1 to 128 of `a-z 0-9 . _ -`, beginning with a letter or digit.",
+    RejectCode.MODE_NOT_PERMITTED: "Use `DEFAULT`, or have the tenant allowed `BURST` in the config file.",
+    RejectCode.DOC_ID_REQUIRED: "Send a `doc_id`, or another mode.",
+    RejectCode.CALLBACK_URL_FORBIDDEN: "Leave the URL out, or have its host allowed in the config file.",
+    RejectCode.NUMBER_NOT_REPRESENTABLE: "Send the number as a string.",
+    RejectCode.IDEMPOTENCY_KEY_REUSED: "Use a new key for a new command; `jobId` is the job that holds this one.",
+    RejectCode.TENANT_LIMIT: "Try again after `Retry-After`, when some of the tenant's jobs have ended.",
+    RejectCode.MODE_LIMIT: "Try again after `Retry-After`, or in another mode.",
+    RejectCode.PROTOCOL_LIMIT: "Try again after `Retry-After`.",
+    RejectCode.GLOBAL_LIMIT: "Try again after `Retry-After`.",
+    RejectCode.UNAUTHENTICATED: "Send an API key as `Authorization: Bearer <key>`.",
+    RejectCode.FORBIDDEN_SCOPE: "Use a key with the scope, or for a service the key of that service.",
+    RejectCode.FORBIDDEN_TENANT: "Use a key of that tenant.",
+    RejectCode.INVALID_CALLBACK_TOKEN: "Send the directive's `callback_token` as bearer token, as it came.",
+    RejectCode.CALLBACK_TOKEN_EXPIRED: "Give up: the attempt ended longer ago than `LUCIUS_LATE_WINDOW`.",
+    RejectCode.CALLBACK_TOKEN_MISMATCH: "Take token and ids from the same directive.",
+    RejectCode.JOB_NOT_FOUND: "Check the id, and that the key is good for the job's tenant.",
+    RejectCode.STEP_NOT_FOUND: "Give up: the ledger does not know that this step was ever handed over.",
+    RejectCode.JOB_TERMINAL: "Nothing to do: the job has ended.",
+    RejectCode.STALE_CALLBACK: "Stop working on this attempt; a success was kept aside.",
+    RejectCode.INVALID_CALLBACK: "Mend what `errors` names; write large output to the workspace.",
+    RejectCode.BODY_TOO_LARGE: "Send less, or raise `LUCIUS_MAX_BODY_BYTES` or, for batches, `LUCIUS_MAX_BATCH_BYTES`.",
+    RejectCode.UNSUPPORTED_MEDIA_TYPE: "Send `Content-Type: application/json`.",
+    RejectCode.NOT_FOUND: "Check the path; `/openapi.json` has all of them.",
+    RejectCode.METHOD_NOT_ALLOWED: "Use the method that `Allow` names.",
+    RejectCode.INVALID_QUERY: "Mend the parameter that `errors` or `detail` names.",
+    RejectCode.INVALID_CURSOR: "Use `next_cursor` of the same listing as it came, or start anew.",
+    RejectCode.BATCH_TOO_LARGE: "Send batches of up to 500 items.",
+    RejectCode.LEDGER_FULL: "Free disk space, then send it again: nothing that was accepted is lost.",
+    RejectCode.LEDGER_CONTENDED: "Send it again.",
+    RejectCode.NOT_READY: "Try again after `Retry-After`; if it lasts, the server's log says why.",
+    RejectCode.INTERNAL: "Report it with the server's log; sending it again is safe.",
+}
+
+
+def page() -> str:
+    codes = sorted(RejectCode, key=lambda code: (STATUS[code], code))
+    rows = [f"| `{code}` | {STATUS[code]} | {TITLES[code]} | {ADVICE[code]} |" for code in codes]
+    table = ["| code | status | meaning | what to do |", "|---|---|---|---|", *rows]
+    return "\n".join((INTRODUCTION, *table, ""))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is stale")
+    parser.add_argument("--page", type=Path, default=PAGE, help="where the page is (default: docs/errors.md)")
+    options = parser.parse_args(arguments)
+    fresh = page()
+    if not options.check:
+        options.page.parent.mkdir(parents=True, exist_ok=True)
+        options.page.write_text(fresh, encoding="utf-8")
+        return 0
+    if options.page.exists() and options.page.read_text(encoding="utf-8") == fresh:
+        return 0
+    print(f"{options.page} is stale: run python scripts/error_codes.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""docs/errors.md lists every refusal, and every refusal on it really happens."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from lucius.api.problems import STATUS
+from lucius.ports.errors import LedgerFull, VersionConflict
+from lucius.service.auth import hash_key
+from lucius.service.errors import TITLES, RejectCode
+from lucius.service.tokens import Claims, TokenSigner
+from tests.support.api import SECRET, Answer, Api, identity, serving, settings_for
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "errors.md"
+
+C = RejectCode
+Provoke = Callable[[Api], Awaitable[Answer]]
+
+
+def error_codes(*arguments: str) -> subprocess.CompletedProcess[str]:
+    script = ROOT / "scripts" / "error_codes.py"
+    return subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_page_is_not_stale() -> None:
+    checked = error_codes("--check")
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_a_stale_page_is_found(tmp_path: Path) -> None:
+    other = tmp_path / "errors.md"
+    other.write_text(PAGE.read_text(encoding="utf-8").replace("INVALID_CURSOR", "WRONG_CURSOR"), encoding="utf-8")
+    checked = error_codes("--check", "--page", str(other))
+    assert checked.returncode == 1
+    assert "is stale: run python scripts/error_codes.py" in checked.stderr
+
+
+def test_every_code_has_a_title_a_status_and_a_line_on_the_page() -> None:
+    assert set(TITLES) == set(STATUS) == set(RejectCode)
+    written = PAGE.read_text(encoding="utf-8")
+    for code in RejectCode:
+        assert f"| `{code}` | {STATUS[code]} | {TITLES[code]} | " in written
+
+
+# How to get each refusal: (code, the pointer of its first fault, what to do).
+
+TABLE: list[tuple[RejectCode, str | None, Provoke]] = []
+
+
+def provokes(code: RejectCode, pointer: str | None = None) -> Callable[[Provoke], Provoke]:
+    def note(provoke: Provoke) -> Provoke:
+        TABLE.append((code, pointer, provoke))
+        return provoke
+
+    return note
+
+
+def command(code: RejectCode, pointer: str | None = None, *, key: str | None = None, **changes: Any) -> None:
+    """A command that is refused for what is changed in it."""
+
+    async def provoke(api: Api) -> Answer:
+        return await api.post("/v1/commands", api.command(**changes), key=key)
+
+    TABLE.append((code, pointer, provoke))
+
+
+def request(
+    code: RejectCode, method: str, path: str, body: Any = None, pointer: str | None = None, **more: Any
+) -> None:
+    async def provoke(api: Api) -> Answer:
+        return await api.call(method, path, body, **more)
+
+    TABLE.append((code, pointer, provoke))
+
+
+command(C.INVALID_ENVELOPE, "/payload", payload=[])
+command(C.UNKNOWN_FIELD, "/colour", colour="red")
+command(C.UNSUPPORTED_SCHEMA_VERSION, "/schema_version", schema_version="v9")
+command(C.UNKNOWN_REQUEST_TYPE, "/request_type", request_type="NOPE")
+command(C.UNKNOWN_PROTOCOL_VERSION, "/protocol_version", protocol_version=99)
+command(C.INVALID_PAYLOAD, "/payload/sis/prompt_set", request_type="SIS")
+command(C.FORBIDDEN_REF, "/output_ref", output_ref="ftp://host/file")
+command(C.INVALID_TENANT, "/tenant_id", tenant_id="a b")
+command(C.MODE_NOT_PERMITTED, None, tenant_id="initech", mode="BURST", doc_id="d")
+command(C.DOC_ID_REQUIRED, None, tenant_id="globex", mode="BURST")
+command(C.CALLBACK_URL_FORBIDDEN, "/callback_urls/ack", callback_urls={"ack": "https://elsewhere.example/a"})
+command(C.NUMBER_NOT_REPRESENTABLE, "/payload/ocr/more", payload={"ocr": {"more": 2**60}})
+command(C.TENANT_LIMIT, tenant_id="full")
+command(C.MODE_LIMIT, tenant_id="globex", mode="BURST", doc_id="d")
+command(C.PROTOCOL_LIMIT, request_type="EMBEDDING")
+command(C.UNAUTHENTICATED, key="unknown")
+command(C.FORBIDDEN_SCOPE, key="reads")
+command(C.FORBIDDEN_TENANT, key="submits", tenant_id="globex")
+request(C.MALFORMED_JSON, "POST", "/v1/commands", b"{", pointer="")
+request(C.BODY_TOO_LARGE, "POST", "/v1/commands", b" " * 2_000_000)
+request(C.UNSUPPORTED_MEDIA_TYPE, "POST", "/v1/commands", b"{}", headers={"content-type": "text/plain"})
+request(C.BATCH_TOO_LARGE, "POST", "/v1/commands:batch", {"commands": [0] * 501})
+request(C.JOB_NOT_FOUND, "GET", "/v1/jobs/unknown")
+request(C.NOT_FOUND, "GET", "/v2")
+request(C.METHOD_NOT_ALLOWED, "DELETE", "/v1/jobs")
+request(C.INVALID_QUERY, "GET", "/v1/jobs?limit=0", pointer="limit")
+request(C.INVALID_CURSOR, "GET", "/v1/jobs?cursor=nonsense")
+
+
+@provokes(C.IDEMPOTENCY_KEY_REUSED)
+async def _(api: Api) -> Answer:
+    await api.submit(idempotency_key="k")
+    return await api.post("/v1/commands", api.command(idempotency_key="k", input_ref="blob://in/other"))
+
+
+@provokes(C.GLOBAL_LIMIT)
+async def _(api: Api) -> Answer:
+    await asyncio.gather(*(api.submit(idempotency_key=str(i)) for i in range(5)))
+    return await api.post("/v1/commands", api.command())
+
+
+@provokes(C.JOB_TERMINAL)
+async def _(api: Api) -> Answer:
+    job_id = await api.submit()
+    await api.finish(job_id)
+    return await api.post(f"/v1/jobs/{job_id}:cancel")
+
+
+async def directive_of(api: Api) -> dict[str, Any]:
+    await api.submit()
+    return await api.pull_one()
+
+
+@provokes(C.INVALID_CALLBACK, "/status")
+async def _(api: Api) -> Answer:
+    return await api.callback("result", await directive_of(api))
+
+
+@provokes(C.INVALID_CALLBACK_TOKEN)
+async def _(api: Api) -> Answer:
+    return await api.callback("ack", await directive_of(api), token="forged.token")
+
+
+@provokes(C.CALLBACK_TOKEN_EXPIRED)
+async def _(api: Api) -> Answer:
+    directive = await directive_of(api)
+    api.clock.advance(3 * 86_400)
+    return await api.callback("ack", directive)
+
+
+@provokes(C.CALLBACK_TOKEN_MISMATCH)
+async def _(api: Api) -> Answer:
+    return await api.callback("ack", await directive_of(api), attempt_no=2)
+
+
+@provokes(C.STEP_NOT_FOUND)
+async def _(api: Api) -> Answer:
+    """A genuine token for a step that the ledger, restored from a backup, does not know of."""
+    body = {**identity(await directive_of(api)), "stepId": "sis"}
+    claims = Claims("acme", body["jobId"], "sis", 1, body["lease_id"], 2**60)
+    return await api.post("/v1/callbacks/ack", body, key=TokenSigner((SECRET.encode(),)).sign(claims))
+
+
+@provokes(C.STALE_CALLBACK)
+async def _(api: Api) -> Answer:
+    directive = await directive_of(api)
+    await api.sweep(after=31)
+    await api.sweep(after=61)
+    return await api.succeed(directive)
+
+
+@provokes(C.LEDGER_FULL)
+async def _(api: Api) -> Answer:
+    """The ledger's own tests fill a real disk; tests/unit/api/test_disk.py does it through the API."""
+
+    async def full(_: Any) -> None:
+        raise LedgerFull("no space left")
+
+    api.runtime.store.commit = full  # type: ignore[method-assign, assignment]
+    return await api.post("/v1/commands", api.command())
+
+
+@provokes(C.LEDGER_CONTENDED)
+async def _(api: Api) -> Answer:
+    job_id = await api.submit()
+
+    async def moved(_: Any) -> None:
+        raise VersionConflict("it moved")
+
+    api.runtime.store.commit = moved  # type: ignore[method-assign, assignment]
+    return await api.post(f"/v1/jobs/{job_id}:cancel")
+
+
+@provokes(C.NOT_READY)
+async def _(api: Api) -> Answer:
+    await api.runtime.engine.stop()
+    return await api.get("/readyz")
+
+
+@provokes(C.INTERNAL)
+async def _(api: Api) -> Answer:
+    async def broken(*_: Any) -> Any:
+        raise RuntimeError("a bug of ours")
+
+    api.runtime.ingress.submit = broken  # type: ignore[method-assign, assignment]
+    return await api.post("/v1/commands", api.command())
+
+
+CONFIG = f"""
+tenants:
+  acme: {{}}
+  globex: {{allow_burst: true}}
+  initech: {{}}
+  full: {{max_inflight: 0}}
+limits: {{max_inflight: 5, modes: {{BURST: 0}}, protocols: {{embedding: 0}}}}
+api_keys:
+  - {{name: reads, sha256: {hash_key("reads")}, scopes: [read], tenants: ["*"]}}
+  - {{name: submits, sha256: {hash_key("submits")}, scopes: [submit], tenants: [acme]}}
+"""
+
+
+@asynccontextmanager
+async def server(tmp_path: Path) -> AsyncIterator[Api]:
+    (tmp_path / "lucius.yaml").write_text(CONFIG)
+    async with serving(settings_for(tmp_path, config_path=tmp_path / "lucius.yaml")) as api:
+        yield api
+
+
+@pytest.mark.parametrize(("code", "pointer", "provoke"), TABLE, ids=[code for code, _, _ in TABLE])
+async def test_every_refusal_happens_as_the_page_says(
+    tmp_path: Path, code: RejectCode, pointer: str | None, provoke: Provoke
+) -> None:
+    async with server(tmp_path) as api:
+        with structlog.testing.capture_logs():
+            answer = await provoke(api)
+    problem = answer.problem(STATUS[code], code)
+    assert problem["title"] == TITLES[code]
+    if pointer is not None:
+        assert problem["errors"][0]["pointer"] == pointer
+        assert problem["errors"][0]["message"]
+    assert ("retry-after" in answer.headers) is (STATUS[code] in (429, 503))
+    assert ("www-authenticate" in answer.headers) is (STATUS[code] == 401)
+
+
+def test_no_code_is_dead() -> None:
+    assert {code for code, _, _ in TABLE} == set(RejectCode)
