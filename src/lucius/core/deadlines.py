@@ -31,13 +31,14 @@ def pass_deadlines(draft: Draft, tick: DeadlinePassed) -> bool:
 
 def _look_at(draft: Draft, step: Step, tick: DeadlinePassed) -> bool:
     due, resumed_at = step_clock(step), tick.resumed_at
-    if due is None or due > (draft.now if tick.as_of is None else tick.as_of):
+    looked_at = draft.now if tick.as_of is None else tick.as_of
+    if due is None or due > looked_at:
         return False
     attempt, spec = step.attempt, tasks.spec_of(draft, step)
     match step.status:
         case StepStatus.INITIATED:
             period = spec.ack_timeout_ms or draft.env.defaults.ack_timeout_ms
-            if fresh := _fresh_period(attempt.handed_over_at, draft.now, period, resumed_at):
+            if fresh := _fresh_period(attempt.handed_over_at, looked_at, period, resumed_at):
                 _extend(draft, step, ack_deadline=fresh)
             else:
                 tasks.time_out(draft, step, AttemptOutcome.ACK_TIMEOUT)
@@ -45,7 +46,7 @@ def _look_at(draft: Draft, step: Step, tick: DeadlinePassed) -> bool:
             tasks.time_out(draft, step, AttemptOutcome.STEP_TIMEOUT)
         case StepStatus.PROCESSING:
             period = tasks.lease_ms(draft, spec)
-            if fresh := _fresh_period(attempt.picked_up_at, draft.now, period, resumed_at):
+            if fresh := _fresh_period(attempt.picked_up_at, looked_at, period, resumed_at):
                 _extend(draft, step, lease_expires_at=fresh)
             else:
                 tasks.time_out(draft, step, AttemptOutcome.LEASE_EXPIRED)
@@ -54,7 +55,7 @@ def _look_at(draft: Draft, step: Step, tick: DeadlinePassed) -> bool:
     return True
 
 
-def _fresh_period(started: Instant | None, now: Instant, period: Millis, resumed_at: Instant) -> Instant | None:
+def _fresh_period(started: Instant | None, looked_at: Instant, period: Millis, resumed_at: Instant) -> Instant | None:
     """One more period for an attempt that is overdue and was out there while we were not looking.
 
     A service may have spoken to a closed door until `resumed_at`, so its silence counts only from then on. The
@@ -62,7 +63,7 @@ def _fresh_period(started: Instant | None, now: Instant, period: Millis, resumed
     """
     fresh = resumed_at + period
     was_out = started is not None and started < resumed_at
-    return fresh if was_out and now < fresh else None
+    return fresh if was_out and looked_at < fresh else None
 
 
 def _extend(draft: Draft, step: Step, **deadline: Instant) -> None:

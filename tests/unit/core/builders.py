@@ -305,8 +305,8 @@ class Story:
         self.now = instant
         return self
 
-    def tick(self, resumed_at: int = 0) -> Reply:
-        return self.feed(DeadlinePassed(resumed_at))
+    def tick(self, resumed_at: int = 0, as_of: int | None = None) -> Reply:
+        return self.feed(DeadlinePassed(resumed_at, as_of))
 
     def tick_when_due(self, resumed_at: int = 0) -> Reply:
         """Nothing happens until the job's clock rings."""

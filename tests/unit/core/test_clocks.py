@@ -205,6 +205,33 @@ class TestRule7Downtime:
         story.wait(60 * MINUTE).tick(resumed_at=story.now)
         assert story.statuses()[0] == "INITIATED"
 
+    @pytest.mark.parametrize("state", ["initiated", "processing"])
+    def test_what_ran_out_while_the_engine_stood_still_is_for_its_next_look(self, state: str) -> None:
+        story: Story = getattr(Story(), state)()
+        looked = story.now + SECOND
+        story.wait(60 * MINUTE)
+        assert isinstance(story.tick(as_of=looked), Ignored)
+        assert story.tick(resumed_at=story.now, as_of=story.now) == Applied()
+        assert story.job.live
+        assert story.attempt.outcome is None
+
+    def test_what_had_run_out_before_it_stood_still_has_run_out(self) -> None:
+        story = Story().initiated()
+        looked = story.now + ACK
+        story.wait(60 * MINUTE).tick(as_of=looked)
+        assert story.attempt.outcome is AttemptOutcome.ACK_TIMEOUT
+
+    @pytest.mark.parametrize("state", ["initiated", "processing"])
+    def test_standing_still_does_not_eat_a_fresh_period(self, state: str) -> None:
+        story: Story = getattr(Story(), state)()
+        back = story.wait(60 * MINUTE).now
+        looked = back + SECOND
+        story.wait(60 * MINUTE).tick(resumed_at=back, as_of=looked)
+        assert story.attempt.outcome is None
+        story.tick(resumed_at=story.now, as_of=story.now)
+        assert story.attempt.outcome is None
+        assert story.job.due_at == story.now + (ACK if state == "initiated" else LEASE)
+
     def test_a_steps_own_timeout_gets_none(self) -> None:
         story = Story(three_steps(first={"timeout_ms": MINUTE})).processing().wait(60 * MINUTE)
         story.tick(resumed_at=story.now)

@@ -156,9 +156,11 @@ class JobMachine(RuleBasedStateMachine):
             self.story.now = max(self.story.now, due - early)
         self.story.tick(0 if away is None else self.story.now - away)
 
-    @rule(resumed_at=st.integers(T0 - MINUTE, T0 + 3 * 60 * MINUTE))
-    def tick(self, resumed_at: int) -> None:
-        self.story.tick(min(resumed_at, self.story.now))
+    @rule(resumed_at=st.integers(T0 - MINUTE, T0 + 3 * 60 * MINUTE), stood_still=st.none() | st.sampled_from(LEAPS))
+    def tick(self, resumed_at: int, stood_still: int | None) -> None:
+        """Perhaps the engine stood still between its look at the clock and this decision."""
+        as_of = None if stood_still is None else self.story.now - stood_still
+        self.story.tick(min(resumed_at, self.story.now if as_of is None else as_of), as_of)
 
     @rule(sure=st.integers(0, 12))
     def cancel(self, sure: int) -> None:
