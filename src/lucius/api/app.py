@@ -42,6 +42,12 @@ class App(FastAPI):
 
 def create_app(opener: Opener | None = None) -> HotRoutes:
     """The ASGI application; without an opener, wired from the environment when the server starts."""
+    app = fastapi_app(opener)
+    return HotRoutes(app, lambda: app.state.runtime)
+
+
+def fastapi_app(opener: Opener | None = None) -> FastAPI:
+    """What is behind the hot routes, and describes them too. Opens nothing until it is served."""
     app = App(
         title="Lucius",
         version=__version__,
@@ -58,7 +64,7 @@ def create_app(opener: Opener | None = None) -> HotRoutes:
     app.include_router(router)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     _refuse_with_problems(app)
-    return HotRoutes(app, lambda: app.state.runtime)
+    return app
 
 
 @asynccontextmanager
