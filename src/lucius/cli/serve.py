@@ -116,7 +116,8 @@ def _say_ready(url: str, key: str, settings: Settings, with_services: bool) -> N
         console.print(Text.assemble((f"  {name:<9}", "dim"), value), soft_wrap=True)
     console.print(Text("\nTry it; paste it again and you get the same job:", style="bold"))
     console.print(Text(try_it(url, key)), soft_wrap=True)
-    console.print(Text("\nThen `lucius jobs list`, `lucius jobs watch JOB`, `lucius explain JOB`. Ctrl-C stops it."))
+    then = "\nThen `lucius jobs list`, `lucius jobs watch JOB`, `lucius explain JOB`. Ctrl-C stops it."
+    console.print(Text(then), soft_wrap=True)
 
 
 def try_it(url: str, key: str) -> str:

@@ -12,7 +12,6 @@ from lucius.core.model import (
     ErrorInfo,
     Event,
     Job,
-    JobStatus,
     Quarantined,
     Routing,
     Step,
@@ -20,13 +19,8 @@ from lucius.core.model import (
 )
 from lucius.core.protocol import StepSpec
 from lucius.core.tasks import step_idempotency_key
+from lucius.core.transitions import NOT_STARTED
 from lucius.service.timestamps import timestamp, timestamp_or_none
-
-NOT_STARTED = {
-    JobStatus.FAILED_FINAL: StepStatus.SKIPPED,
-    JobStatus.CANCELLED: StepStatus.CANCELLED,
-    JobStatus.SUCCEEDED: StepStatus.SKIPPED,
-}
 
 
 class Explainer:
