@@ -9,6 +9,7 @@ import random
 from asyncio import Handle, TimerHandle
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
@@ -81,8 +82,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         tasks = asyncio.all_tasks(self)
         for task in tasks:
             task.cancel()
-        if tasks:
-            self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        ended = asyncio.gather(*tasks, return_exceptions=True) if tasks else None
+        while ended is not None and not ended.done():
+            with suppress(RuntimeError):  # a stop that came late
+                self.run_until_complete(ended)
 
     def thaw(self, owner: Owner) -> None:
         owner.frozen = False

@@ -41,7 +41,7 @@ class Disk(MemoryLedger):
         self.rng = rng
         self.full = False
         self.on_write: Committed = lambda *_: None
-        self.on_sweep: Callable[[str], None] = lambda _: None
+        self.on_read: Callable[[str, str], bool] = lambda *_: False
 
     @property
     def records(self) -> dict[str, _Record]:
@@ -111,13 +111,10 @@ class Connection(MemoryLedger):
         return await self._read(super().accepted(tenant_id, key))
 
     async def due(self, now: Instant, limit: int) -> list[str]:
-        due = await self._read(super().due(now, limit))
-        self._disk.on_sweep(self.name)
-        await asyncio.sleep(0)
-        return due
+        return await self._read(super().due(now, limit), "due")
 
     async def pending(self, query: PendingQuery) -> list[OutboxRow]:
-        return await self._read(super().pending(query))
+        return await self._read(super().pending(query), "pending")
 
     async def drifted(self, limit: int) -> list[Drift]:
         return await self._read(super().drifted(limit))
@@ -125,9 +122,11 @@ class Connection(MemoryLedger):
     async def job(self, job_id: str) -> JobView | None:
         return await self._read(super().job(job_id))
 
-    async def _read(self, answer: Coroutine[Any, Any, T]) -> T:
+    async def _read(self, answer: Coroutine[Any, Any, T], what: str = "") -> T:
         """What was read may be out of date when it arrives."""
         read = await answer
+        if what and self._disk.on_read(self.name, what):
+            await asyncio.sleep(0)  # here it stands still
         await self._wire()
         return read
 
@@ -136,6 +135,6 @@ class Connection(MemoryLedger):
             raise asyncio.CancelledError
         faults, rng = self._disk.faults, self._disk.rng
         if faults.hit("ledger_slow"):
-            await asyncio.sleep(rng.choice((0, 0, 0.001, 0.01, 0.1)))
+            await asyncio.sleep(rng.choice((0, 0, rng.random() ** 6 * 1.5)))
             if self.dead:
                 raise asyncio.CancelledError

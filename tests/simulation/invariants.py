@@ -59,7 +59,9 @@ class Known(Struct):
     left: set[str] = field(default_factory=set)
     cancels_asked: set[str] = field(default_factory=set)
     drifted: set[str] = field(default_factory=set)
-    kept_back: dict[str, tuple[str, int]] = field(default_factory=dict)
+    claims: dict[str, tuple[str, Instant, int]] = field(default_factory=dict)
+    started: dict[str, Instant] = field(default_factory=dict)
+    steady: set[str] = field(default_factory=set)
 
 
 class Change(Struct, frozen=True):

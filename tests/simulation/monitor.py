@@ -62,10 +62,7 @@ class Monitor:
             self._faults.saw(f"{event.type}_{disposition}" if disposition else event.type)
             if event.type == "STEP_RETRY_SCHEDULED":
                 self._faults.saw(f"retry_after_{event.data['cause']}")
-        for step in decision.steps:
-            if step.status is StepStatus.INITIATED:
-                self._handed_by.setdefault(step.attempt.lease_id, by.name)
-                self._check_left(step.attempt.lease_id, job.job_id, by.name)
+        self._hand_over(by.name, decision)
         change = Change(before, record, decision)
         for rule in RULES:
             for what in rule(change, self.known):
@@ -84,14 +81,23 @@ class Monitor:
         paused = last_by != by or now - last >= RETRY_INTERVAL * 0.9
         self.require(paused, "a bus that is down stops the relay", directive.jobId, f"tried again after {now - last}")
         self._tried_at[directive.lease_id] = (now, by)
-        self.known.kept_back[directive.lease_id] = (by, self._faults.counts["commit_refused_full"])
 
-    def _check_left(self, lease: str, job_id: str, by: str) -> None:
-        """Handed over means that it may have left us. If the bus surely did not take it, only a crash may forget."""
-        kept_by, refused_before = self.known.kept_back.get(lease, ("", 0))
-        could_tell = kept_by == by and refused_before == self._faults.counts["commit_refused_full"]
-        forgot = could_tell and lease not in self.known.left and job_id not in self.known.drifted
-        self.require(not forgot, "what the bus did not take is not handed over", job_id, lease)
+    def _hand_over(self, by: str, decision: Decision) -> None:
+        """Handed over means that it may have left us: whoever claimed it published it, unless something befell them."""
+        refusals = self._faults.counts["commit_refused_full"]
+        for step in decision.steps:
+            lease, attempt, job_id = step.attempt.lease_id, step.attempt, step.job_id
+            if step.status is StepStatus.DISPATCHING and attempt.claimed_at is not None:
+                self.known.claims[lease] = (by, attempt.claimed_at, refusals)
+            if step.status is not StepStatus.INITIATED or lease in self._handed_by:
+                continue
+            self._handed_by[lease] = by
+            claimed_by, claimed_at, refused_before = self.known.claims.get(lease, ("", 0, 0))
+            # Who starts takes the claims that it finds for those of the dead.
+            could_tell = claimed_by in self.known.steady and refused_before == refusals
+            could_tell = could_tell and self.known.started[by] <= claimed_at
+            forgot = could_tell and lease not in self.known.left and job_id not in self.known.drifted
+            self.require(not forgot, "what is handed over has left", job_id, f"{lease} was only claimed")
 
     def pull_ended(self, by: str, service: str) -> None:
         """With no pull of a service under way, all that this process handed over to it must have been answered."""

@@ -91,6 +91,8 @@ class Fleet:
         process = Process(f"lucius-{slot}.{self._lives}", self._disk, self._loop.time())
         self._slots[slot] = process
         self._note(process.name, "starts")
+        self._monitor.known.steady.add(process.name)
+        self._monitor.known.started[process.name] = self._clock.now()
         context = process.context()
         process.runtime = context.run(self._build, process)
         booting = self._loop.create_task(self._boot(process), context=context)
@@ -115,6 +117,7 @@ class Fleet:
         if process is None:
             return
         self._note(process.name, "dies")
+        self._monitor.known.steady.discard(process.name)
         self._slots[slot] = None
         process.open, process.dead = False, True
         process.connection.cut()
@@ -132,6 +135,7 @@ class Fleet:
             return
         self._faults.saw("frozen")
         self._note(process.name, "freezes")
+        self._monitor.known.steady.discard(process.name)
         process.frozen = True
         self._look_around()
         self._loop.call_later(seconds, self._thaw, process, context=self.outside)

@@ -26,7 +26,7 @@ def test_every_invariant_holds_whatever_goes_wrong(chunk: int, results: Path) ->
     tally = Tally()
     for seed in range(chunk * SEEDS, (chunk + 1) * SEEDS):
         tally.add(run(seed))
-    assert tally.missing() == []
+    assert tally.missing(slack=3) == []
     assert tally.succeeded >= SUCCEEDED_OF_100
     (results / f"{chunk}.json").write_bytes(msgspec.json.encode(tally))
     _check_them_all(results)
@@ -42,4 +42,5 @@ def _check_them_all(results: Path) -> None:
         total.add(msgspec.json.decode(file.read_bytes(), type=Tally))
     assert total.seeds == CHUNKS * SEEDS
     assert total.succeeded >= 20 * SUCCEEDED_OF_100
+    assert total.missing() == []
     assert total.never() == []

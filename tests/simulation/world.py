@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lucius import wiring
+from lucius.adapters import group_commit
 from lucius.core.decision import Env
 from lucius.core.model import JobStatus, OutboxStatus, StepStatus
 from lucius.engine import relay, sweeper
@@ -59,11 +60,11 @@ class World:
         self.broker = Broker(loop, rng, self.faults, self.monitor, self.settings.publish_timeout)
         self.replicas = 2 if rng.random() < 0.35 else 1
         self.window = rng.uniform(8.0, 20.0)
-        self.batch = rng.choice((3, 200))
+        self.batch, self.group = rng.choice((3, 200)), rng.choice((1, 3, 256))
         self._protocols = FixedProtocols(rng)
         self._ids = count(1)
-        self._freeze_in_sweep: dict[str, float] = {}
-        self.disk.on_sweep = self._sweeping
+        self._freeze_in: dict[tuple[str, str], float] = {}
+        self.disk.on_read = self._reading
         self.clients = [self._client(number) for number in range(rng.randint(3, 8))]
 
     def _client(self, number: int) -> Client:
@@ -117,6 +118,7 @@ class World:
         try:
             with (
                 mock.patch.multiple(wiring, ProtocolsDir=lambda *_: self._protocols, new_job_id=self.new_id),
+                mock.patch.object(group_commit, "MAX_GROUP", self.group),
                 mock.patch.object(relay, "BATCH", self.batch),
                 mock.patch.object(sweeper, "BATCH", self.batch),
             ):
@@ -205,19 +207,22 @@ class World:
             self.fleet.crash(slot, downtime)
 
     def _freeze(self) -> None:
-        """Some stand still here and now, or all of them in the middle of their next sweep."""
+        """Some stand still here and now, or each in the middle of its next sweep or look at the outbox."""
         seconds = self.rng.choice((0.5, 3.0, 10.0)) * self.rng.uniform(0.5, 1.0)
         names = self.fleet.names()
-        if self.rng.random() < 0.5:
-            self._freeze_in_sweep = dict.fromkeys(names, seconds)
+        names = names if self.rng.random() < 0.5 else names[:1]
+        if self.rng.random() < 0.6:
+            self._freeze_in = {(name, self.rng.choice(("due", "pending"))): seconds for name in names}
             return
-        for name in names if self.rng.random() < 0.5 else names[:1]:
+        for name in names:
             self.fleet.freeze(name, seconds)
 
-    def _sweeping(self, name: str) -> None:
-        seconds = self._freeze_in_sweep.pop(name, None)
-        if seconds is not None and self.faults.on:
-            self.fleet.freeze(name, seconds)
+    def _reading(self, name: str, what: str) -> bool:
+        seconds = self._freeze_in.pop((name, what), None)
+        if seconds is None or not self.faults.on:
+            return False
+        self.fleet.freeze(name, seconds)
+        return True
 
     def _bus_down(self) -> None:
         self.broker.bus.down = True
