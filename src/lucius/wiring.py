@@ -173,6 +173,7 @@ def _engine(
         return EmbeddedEngine(sweeper, None, metrics.loop_failed)
     relay = Relay(
         ledger=store,
+        reader=store,
         jobs=jobs,
         dispatcher=dispatcher,
         publisher=publisher,

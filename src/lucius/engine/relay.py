@@ -10,7 +10,7 @@ from lucius.core.model import OutboxRow
 from lucius.ports.bus import Publisher
 from lucius.ports.clock import Clock
 from lucius.ports.errors import BusDown
-from lucius.ports.ledger import Ledger, PendingQuery
+from lucius.ports.ledger import Ledger, PendingQuery, Reader
 from lucius.service.dispatch import Dispatcher
 from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
@@ -25,6 +25,7 @@ class Relay:
         self,
         *,
         ledger: Ledger,
+        reader: Reader,
         jobs: Jobs,
         dispatcher: Dispatcher,
         publisher: Publisher,
@@ -35,6 +36,7 @@ class Relay:
         parallel: int = 32,
     ) -> None:
         self._ledger = ledger
+        self._reader = reader
         self._jobs = jobs
         self._dispatcher = dispatcher
         self._publisher = publisher
@@ -89,14 +91,27 @@ class Relay:
         """How many rows left us. A bus that is down ends the turn; what it did not take waits, with nothing burned."""
         self._down = False
         rows = await self._dispatcher.take(None, BATCH)
+        left = await self._push_all(rows)
+        waiting = {row.service for row, gone in zip(rows, left, strict=True) if not gone}
+        if len(rows) == BATCH and waiting and not self._down:
+            return sum(left) + await self._push_past(waiting)
+        return sum(left)
+
+    async def _push_past(self, waiting: set[str]) -> int:
+        """Rows behind a full batch: a service at its cap must not hold up the others."""
+        services = [service for service in (await self._reader.backlog()).pending if service not in waiting]
+        return sum([sum(await self._push_all(await self._dispatcher.take(service, BATCH))) for service in services])
+
+    async def _push_all(self, rows: list[OutboxRow]) -> list[bool]:
+        """Which of them left us. One row's failure is raised only when all have been tried."""
         try:
-            pushed = await asyncio.gather(*(self._push(row) for row in rows), return_exceptions=True)
+            outcomes = await asyncio.gather(*(self._push(row) for row in rows), return_exceptions=True)
         finally:
             self._dispatcher.put_back(rows)
-        failures = [failure for failure in pushed if isinstance(failure, BaseException)]
+        failures = [failure for failure in outcomes if isinstance(failure, BaseException)]
         if failures and not self._down:  # a bus that is down is waited for first
             raise failures[0]
-        return sum(left is True for left in pushed)
+        return [outcome is True for outcome in outcomes]
 
     async def _push(self, row: OutboxRow) -> bool:
         async with self._slots:
