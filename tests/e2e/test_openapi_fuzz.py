@@ -43,14 +43,15 @@ class Target:
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
         self.api = Api(base_url)
+        self.jobs: list[str] = []
         for number in range(8):
             status, answer = self.api.call("POST", "/v1/commands", command(idempotency_key=f"seed {number}"))
             assert status == 202, answer
+            self.jobs.append(answer["jobId"])
         pulled = self.api.call("POST", "/v1/services/ocr/directives:pull", {"max": 6})[1]
         self.directives: list[dict[str, Any]] = pulled["directives"]
         self.done = self.directives.pop()
         self.callback("result", self.done, status="SUCCEEDED")
-        self.jobs = [directive["jobId"] for directive in self.directives] + [self.done["jobId"]]
 
     def callback(self, kind: str, directive: dict[str, Any], **said: Any) -> None:
         body = {**identity(directive), **said}
