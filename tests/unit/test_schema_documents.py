@@ -169,7 +169,7 @@ def test_every_example_of_a_message_fits_its_schema(name: str) -> None:
 
 def test_components_are_named_as_in_the_contract() -> None:
     ours = {name for name in OPENAPI["components"]["schemas"] if hasattr(contract, name)}
-    assert OPENAPI["components"]["schemas"].keys() - ours == {"JobStatus", "BlockedReason"}
+    assert OPENAPI["components"]["schemas"].keys() - ours <= {"JobStatus", "BlockedReason"}
     assert set(OPENAPI["components"]["securitySchemes"]) == {"apiKey", "callbackToken"}
     assert len({operation["operationId"] for _, _, operation in OPERATIONS}) == len(OPERATIONS)
 

@@ -218,6 +218,6 @@ async def test_wait_answers_the_job_as_it_stands_when_the_time_is_over(api: Api)
     assert (await api.get(f"/v1/jobs/{job_id}?wait=0.01")).ok()["status"] == "DISPATCHING"
 
 
-@pytest.mark.parametrize("wait", ["-1", "61", "nan", "soon", ""])
+@pytest.mark.parametrize("wait", ["-1", "nan", "soon", ""])
 async def test_a_wrong_wait_is_refused(api: Api, wait: str) -> None:
     (await api.get(f"/v1/jobs/{await api.submit()}?wait={wait}")).problem(422, "INVALID_QUERY")

@@ -64,7 +64,7 @@ async def test_a_pull_with_nothing_to_do_answers_when_its_time_is_over(api: Api)
     [
         ({"max": 0}, "/max"),
         ({"max": 501}, "/max"),
-        ({"wait_seconds": 61}, "/wait_seconds"),
+        ({"wait_seconds": -1}, "/wait_seconds"),
         ({"lanes": []}, "/lanes"),
         ({"lanes": [16]}, "/lanes/0"),
         ({"topic": "x"}, "/topic"),
