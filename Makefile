@@ -13,9 +13,8 @@ setup: .venv/.done
 	$(UV) sync --frozen --all-extras --python $(PYTHON)
 	@touch $@
 
-$(UV):
-	$(PYTHON) -m venv .uv
-	.uv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+$(UV):  # --target needs neither the venv module nor the right to install into the system
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --target .uv uv==$(UV_VERSION)
 
 demo: setup  ## run the main job, with failures, and print a verdict
 	$(BIN)/lucius demo

@@ -72,6 +72,7 @@ ADVICE: dict[RejectCode, str] = {
     RejectCode.BATCH_TOO_LARGE: "Send batches of up to 500 items.",
     RejectCode.LEDGER_FULL: "Free disk space, then send it again: nothing that was accepted is lost.",
     RejectCode.LEDGER_CONTENDED: "Send it again.",
+    RejectCode.PUSH_BUS: "Consume from the bus that `LUCIUS_BUS_URL` names.",
     RejectCode.NOT_READY: "Try again after `Retry-After`; if it lasts, the server's log says why.",
     RejectCode.INTERNAL: "Report it with the server's log; sending it again is safe.",
 }

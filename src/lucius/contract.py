@@ -96,7 +96,7 @@ class CallbackAnswer(Struct, frozen=True, kw_only=True):
 
 class PullRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max: Annotated[int, Meta(ge=1, le=500)] = 1
-    wait_seconds: Annotated[float, Meta(ge=0, le=60)] = 0
+    wait_seconds: Annotated[float, Meta(ge=0)] = 0
     lanes: Annotated[list[Annotated[int, Meta(ge=0, le=15)]], Meta(min_length=1, max_length=16)] | None = None
 
 

@@ -37,7 +37,7 @@ from lucius.service.ingress import Ingress
 from lucius.service.jobs import Jobs
 from lucius.service.operations import Operations
 from lucius.service.queries import Queries
-from lucius.service.tokens import TokenSigner
+from lucius.service.tokens import MIN_SECRET, TokenSigner
 from lucius.settings import Settings, SettingsError
 
 log = structlog.get_logger(__name__)
@@ -220,23 +220,36 @@ async def _reload(runtime: Runtime) -> None:
     await asyncio.sleep(runtime.settings.reload_interval)
     if runtime.protocols.refresh():
         log.info("protocols reloaded", problems=[str(problem) for problem in runtime.protocols.problems()])
+    refused = runtime.config.problems()
     if runtime.config.refresh():
         runtime.auth.use(runtime.config.current())
         log.info("config reloaded")
+    for problem in runtime.config.problems():
+        if problem not in refused:
+            log.error("config refused, the one before stays in force", problem=str(problem))
 
 
 def _token_secrets(settings: Settings) -> tuple[bytes, ...]:
     """The secrets of the settings, or one of our own that outlives a restart."""
+    if any(len(secret) < MIN_SECRET for secret in settings.token_secrets):
+        raise SettingsError(f"LUCIUS_TOKEN_SECRET: each secret needs at least {MIN_SECRET} characters")
     if settings.token_secrets:
         return tuple(secret.encode() for secret in settings.token_secrets)
     path = settings.data_dir / "token.secret"
     try:
         return (path.read_bytes(),)
     except FileNotFoundError:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
-        secret = secrets.token_hex(32).encode()
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secret)
-            file.flush()
-            os.fsync(file.fileno())
-        return (secret,)
+        return (_new_secret(path),)
+
+
+def _new_secret(path: Path) -> bytes:
+    """Whole or not there: a half-written secret would keep every later start from working."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    secret = secrets.token_hex(32).encode()
+    draft = path.with_suffix(f".{os.getpid()}")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(secret)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)
+    return secret

@@ -303,10 +303,10 @@ class TestIdempotency:
     async def test_a_key_names_the_job_that_holds_it(self, ledger: FullLedger) -> None:
         asked = command("j1", idempotency_key="order-7")
         await ledger.commit(accept("j1", asked=asked))
-        held = await ledger.accepted("acme", "order-7")
+        held = await ledger.accepted("acme", "key:order-7")
         assert held is not None
         assert (held.job_id, held.idempotency_hash) == ("j1", "hash-of-j1")
-        assert await ledger.accepted("acme", "order-8") is None
+        assert await ledger.accepted("acme", "key:order-8") is None
 
     async def test_without_a_key_the_hash_is_the_key(self, ledger: FullLedger) -> None:
         asked = command("j1", idempotency_hash="abc")
@@ -336,7 +336,7 @@ class TestIdempotency:
     async def test_tenants_do_not_share_keys(self, ledger: FullLedger) -> None:
         ours, theirs = command("j1", idempotency_key="k"), command("j2", idempotency_key="k", tenant_id="globex")
         await commit_all(ledger, accept("j1", asked=ours), accept("j2", asked=theirs))
-        held = await ledger.accepted("globex", "k")
+        held = await ledger.accepted("globex", "key:k")
         assert held is not None
         assert held.job_id == "j2"
 

@@ -214,7 +214,7 @@ class TestIsolation:
         lost = accept("lost", asked=command("lost", idempotency_key="k"))
         outcomes = await together(ledger, poison, good, lost)
         assert [type(outcome) for outcome in outcomes] == [TypeError, type(None), AlreadyAccepted]
-        held = await ledger.accepted("acme", "k")
+        held = await ledger.accepted("acme", "key:k")
         assert held is not None
         assert held.job_id == "good"
 
@@ -482,7 +482,7 @@ class TestCosts:
     async def ask_everything(self, ledger: SqliteLedger) -> None:
         ledger._mirror.forget("j1")
         await ledger.load("j1", "ocr")
-        await ledger.accepted("acme", "k")
+        await ledger.accepted("acme", "key:k")
         await ledger.due(5, 10)
         for claimed in (True, False):
             await ledger.pending(PendingQuery(limit=10, now=5, claimed=claimed, lanes=frozenset({1, 2})))

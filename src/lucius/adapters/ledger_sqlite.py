@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from lucius.adapters.group_commit import GroupCommit
@@ -14,7 +15,7 @@ from lucius.adapters.sqlite.schema import MIGRATIONS, Migration
 from lucius.adapters.sqlite.store import Store
 from lucius.core.decide import counted
 from lucius.core.decision import Decision
-from lucius.ports.errors import LedgerBusy, LedgerFull
+from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerFull
 from lucius.ports.ledger import IdempotencyRow
 
 log = structlog.get_logger()
@@ -61,8 +62,10 @@ class SqliteLedger(GroupCommit, SqliteReader):
         outcomes = [_refusal(batch, decision) for decision in decisions]
         try:
             batch.write()
-        except LedgerBusy as error:  # waiting again for each decision would only stall the loop for longer
-            return [refusal or error for refusal in outcomes]
+        except LedgerBusy as error:
+            # Waiting again for each would only stall the loop for longer; and a refusal that rests on another of this
+            # group would speak of a commit that never was.
+            return [error] * len(decisions)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one decision must not fail the others
             if len(decisions) == 1:
                 return [error]
@@ -72,6 +75,16 @@ class SqliteLedger(GroupCommit, SqliteReader):
 
     def _recount(self) -> None:
         """Counters move with the jobs they count, so a difference means that someone edited the file."""
+        try:
+            actual = self._counted()
+        except msgspec.MsgspecError as error:
+            raise LedgerCorrupt(
+                f"ledger {self._store.path} has a row that cannot be read ({error}); restore it from a backup"
+            ) from error
+        if actual != self._mirror.counters:
+            self._repair_counters(actual)
+
+    def _counted(self) -> dict[str, int]:
         actual: dict[str, int] = {}
         for id_, command, head in self._store.rows(_LIVE_JOBS):
             job = rows.job(command, head)
@@ -79,8 +92,7 @@ class SqliteLedger(GroupCommit, SqliteReader):
             steps = [step for step in (rows.step(body) for (body,) in bodies) if step.step_id in job.active]
             for name, n in counted(job, steps).items():
                 actual[name] = actual.get(name, 0) + n
-        if actual != self._mirror.counters:
-            self._repair_counters(actual)
+        return actual
 
     def _repair_counters(self, actual: dict[str, int]) -> None:
         stored = self._mirror.counters

@@ -10,7 +10,8 @@ from starlette.types import Receive
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.json_values import fault_of
 
-JSON_TYPE = re.compile(rb"application/(?:[a-z0-9.-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
+# The second is what curl -d and urllib say by themselves, whatever they are given to send.
+JSON_TYPE = re.compile(rb"application/(?:(?:[a-z0-9.-]+\+)?json|x-www-form-urlencoded)\s*(?:;|$)", re.IGNORECASE)
 
 
 def require_json(media_type: bytes | None) -> None:

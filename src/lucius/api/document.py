@@ -123,7 +123,7 @@ def _pull() -> Json:
 
 
 def _get_job() -> Json:
-    wait = {"type": "number", "minimum": 0, "maximum": 60, "default": 0}
+    wait = {"type": "number", "minimum": 0, "default": 0}
     responses = {200: content(c.JobView), **refusals((401, 403, 404, 422))}
     operation = {
         "operationId": "get_job",

@@ -256,10 +256,12 @@ def _pull(service: str) -> Route:
         runtime.auth.authenticate(key).require_service(service)
 
     async def handle(call: Call) -> Answer:
+        if call.runtime.publisher is not None:
+            raise Rejected(RejectCode.PUSH_BUS, f"directives for {service} are on the bus")
         request = decode(call.body, _decode_pull) if call.body else PullRequest()
         lanes = frozenset(request.lanes) if request.lanes is not None else None
         pull = call.runtime.dispatcher.pull
-        directives = await pull(service, request.max, request.wait_seconds, lanes, call.hung_up)
+        directives = await pull(service, request.max, min(request.wait_seconds, MAX_WAIT), lanes, call.hung_up)
         return 200, _encode(PullAnswer(directives)), (JSON,)
 
     return Route(admit, handle)
@@ -276,9 +278,9 @@ def _wait(query: bytes) -> float:
         seconds = float(given[-1])
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= MAX_WAIT:
-        raise Rejected(RejectCode.INVALID_QUERY, f"wait must be a number of seconds from 0 to {MAX_WAIT:.0f}")
-    return seconds
+    if not seconds >= 0:
+        raise Rejected(RejectCode.INVALID_QUERY, f"wait must be a number of seconds; more than {MAX_WAIT:.0f} are cut")
+    return min(seconds, MAX_WAIT)
 
 
 def _check_size(items: list[Any]) -> None:

@@ -50,6 +50,7 @@ STATUS: dict[RejectCode, int] = {
     C.BATCH_TOO_LARGE: 422,
     C.LEDGER_FULL: 507,
     C.LEDGER_CONTENDED: 503,
+    C.PUSH_BUS: 409,
     C.NOT_READY: 503,
     C.INTERNAL: 500,
 }

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -21,6 +21,33 @@ from lucius.service.timestamps import parse_timestamp
 from lucius.wiring import Runtime
 
 router = APIRouter()
+
+# The whole vocabulary, so that a client may ask for what this version's step kinds never lead to.
+JobStatusName = Literal[
+    "QUEUED",
+    "DISPATCHING",
+    "IN_PROGRESS",
+    "WAITING_APPROVAL",
+    "PAUSED",
+    "CANCELLING",
+    "SUCCEEDED",
+    "FAILED_FINAL",
+    "CANCELLED",
+]
+ReasonName = Literal[
+    "HANDOVER",
+    "DISPATCH_WINDOW",
+    "ACK",
+    "RESULT",
+    "RETRY",
+    "TIMER",
+    "SIGNAL",
+    "APPROVAL",
+    "PAUSED",
+    "REVIEW",
+    "ENGINE",
+]
+NOT_YET = frozenset({"WAITING_APPROVAL", "PAUSED", "TIMER", "SIGNAL", "APPROVAL", "REVIEW"})
 
 T = TypeVar("T")
 MAX_STREAMS = 500
@@ -75,19 +102,21 @@ async def list_jobs(
     who: Reader,
     runtime: Wired,
     tenant_id: Annotated[str | None, Query(max_length=256)] = None,
-    status: JobStatus | None = None,
+    status: JobStatusName | None = None,
     request_type: Annotated[str | None, Query(max_length=128)] = None,
-    blocked_on: BlockedReason | None = None,
+    blocked_on: ReasonName | None = None,
     created_after: Annotated[str | None, Query(description="RFC 3339, with an offset", max_length=64)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=256)] = None,
 ) -> Response:
     """Newest first. Without `tenant_id`, every tenant the key is good for."""
+    if status in NOT_YET or blocked_on in NOT_YET:
+        return ok(contract.JobList(jobs=[], next_cursor=None))
     where = JobFilter(
         tenants=_tenants(who, tenant_id),
-        status=status,
+        status=JobStatus(status) if status else None,
         request_type=_request_type(runtime, request_type),
-        blocked_on=blocked_on,
+        blocked_on=BlockedReason(blocked_on) if blocked_on else None,
         created_after=_instant(created_after),
     )
     jobs, next_cursor = await runtime.queries.jobs(who, where, limit, cursor)
@@ -218,7 +247,7 @@ async def healthz() -> Response:
 @router.get("/readyz", tags=["health"], **answers(contract.Ready))
 async def readyz(runtime: Wired) -> Response:
     """The ledger answers and the engine runs."""
-    await runtime.store.counters()
+    await runtime.store.due(0, 1)
     if not runtime.engine.running:
         raise Rejected(RejectCode.NOT_READY, "the engine does not run", retry_after_seconds=1)
     return ok(contract.Ready(status="ready"))

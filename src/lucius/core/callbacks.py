@@ -13,7 +13,7 @@ from lucius.core import tasks
 from lucius.core.decision import CallbackReply, Refused, Reply
 from lucius.core.draft import Draft
 from lucius.core.inputs import Ack, Failed, Heartbeat, Succeeded
-from lucius.core.model import TIMED_OUT, Disposition, JobStatus, Quarantined, Step, StepStatus
+from lucius.core.model import TIMED_OUT, Disposition, Instant, JobStatus, Quarantined, Step, StepStatus
 
 ServiceSaid = Ack | Heartbeat | Succeeded | Failed
 RUNNING = frozenset({StepStatus.DISPATCHING, StepStatus.INITIATED, StepStatus.PROCESSING})
@@ -39,8 +39,7 @@ def _judge(step: Step, said: ServiceSaid, digest: str | None) -> Disposition:
     if step.status in RUNNING:
         repeated = isinstance(said, Ack) and attempt.acked_at is not None
         return Disposition.DUPLICATE if repeated else Disposition.APPLIED
-    rescues = step.status is StepStatus.FAILED_RETRY and attempt.outcome in TIMED_OUT
-    if rescues and isinstance(said, Succeeded):
+    if _can_be_rescued(step) and isinstance(said, Succeeded):
         return Disposition.APPLIED
     if isinstance(said, Ack):
         return Disposition.DUPLICATE if attempt.acked_at is not None else Disposition.LATE
@@ -120,12 +119,22 @@ _EVENT_NAMES: dict[type[ServiceSaid], str] = {
 
 def _reply(draft: Draft, disposition: Disposition, step_id: str | None = None) -> CallbackReply:
     step = draft.steps[step_id] if step_id else None
-    holds_lease = step is not None and step.status is StepStatus.PROCESSING
     return CallbackReply(
         disposition,
-        lease_expires_at=step.attempt.lease_expires_at if step and holds_lease else None,
+        lease_expires_at=_worth_working_until(step) if step else None,
         cancel_requested=draft.job.status in (JobStatus.CANCELLING, JobStatus.CANCELLED),
     )
+
+
+def _worth_working_until(step: Step) -> Instant | None:
+    """The lease's end; for an attempt that timed out, the instant until which its success still counts."""
+    if step.status is StepStatus.PROCESSING:
+        return step.attempt.lease_expires_at
+    return step.retry_at if _can_be_rescued(step) else None
+
+
+def _can_be_rescued(step: Step) -> bool:
+    return step.status is StepStatus.FAILED_RETRY and step.attempt.outcome in TIMED_OUT
 
 
 def _digest(said: ServiceSaid) -> str | None:

@@ -11,7 +11,7 @@ DEPENDENCY_INITIAL_MS = 60_000
 def failure_class(word: str | None, status: str) -> FailureClass:
     """The class a service's words stand for. What we don't know is worth another try within the budget."""
     try:
-        return FailureClass((word or "").strip().upper())
+        return FailureClass((word or "").strip().upper().replace("-", "_"))
     except ValueError:
         return FailureClass.NON_RETRYABLE if status == "FAILED_FINAL" else FailureClass.RETRYABLE
 

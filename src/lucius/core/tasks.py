@@ -95,9 +95,8 @@ def repair(draft: Draft, step: Step) -> None:
 
 def hand_over(draft: Draft, step: Step) -> Step:
     """DISPATCHING → INITIATED: it has left us, and the ACK clock starts."""
-    spec = spec_of(draft, step)
-    timeout = spec.ack_timeout_ms or draft.env.defaults.ack_timeout_ms
-    attempt = replace(step.attempt, handed_over_at=draft.now, ack_deadline=draft.now + timeout, claimed_at=None)
+    deadline = _ack_deadline(draft, step)
+    attempt = replace(step.attempt, handed_over_at=draft.now, ack_deadline=deadline, claimed_at=None)
     changed = draft.change_step(step, status=StepStatus.INITIATED, attempt=attempt)
     draft.put_row(changed, OutboxStatus.SENT)
     draft.emit("STEP_HANDED_OVER", changed)
@@ -106,15 +105,23 @@ def hand_over(draft: Draft, step: Step) -> Step:
     return changed
 
 
+def _ack_deadline(draft: Draft, step: Step) -> Instant:
+    return draft.now + (spec_of(draft, step).ack_timeout_ms or draft.env.defaults.ack_timeout_ms)
+
+
 def claim(draft: Draft, step: Step) -> None:
-    """A publish is about to start. Should we die in it, the outcome is unknown and counts as handed over."""
-    changed = draft.change_step(step, attempt=replace(step.attempt, claimed_at=draft.now))
+    """A publish is about to start. Should we die in it, the outcome is unknown and counts as handed over.
+
+    The directive is written now, so the deadline that it names is stamped now; hand-over stamps the one that counts.
+    """
+    claimed = replace(step.attempt, claimed_at=draft.now, ack_deadline=_ack_deadline(draft, step))
+    changed = draft.change_step(step, attempt=claimed)
     draft.put_row(changed, OutboxStatus.PENDING)
 
 
 def release(draft: Draft, step: Step) -> Step:
     """The publish surely did not happen: the row waits as before."""
-    changed = draft.change_step(step, attempt=replace(step.attempt, claimed_at=None))
+    changed = draft.change_step(step, attempt=replace(step.attempt, claimed_at=None, ack_deadline=None))
     draft.put_row(changed, OutboxStatus.PENDING)
     return changed
 
@@ -178,7 +185,7 @@ def fail_as_reported(draft: Draft, step: Step, said: Failed, digest: str) -> Non
 
 
 def fail_hand_over(draft: Draft, step: Step, error: ErrorInfo) -> None:
-    step = replace(step, attempt=replace(step.attempt, claimed_at=None))
+    step = replace(step, attempt=replace(step.attempt, claimed_at=None, ack_deadline=None))
     _end_attempt(draft, step, AttemptOutcome.HANDOVER_FAILED, error, FailureClass.TRANSIENT)
 
 

@@ -9,13 +9,14 @@ from lucius.core.decision import Applied
 from lucius.core.inputs import DeadlinePassed, Input, Repair
 from lucius.core.model import Instant
 from lucius.ports.clock import Clock
+from lucius.ports.errors import LedgerBusy, LedgerFull
 from lucius.ports.ledger import Ledger
-from lucius.service.errors import Rejected
 from lucius.service.jobs import Jobs
 
 log = structlog.get_logger(__name__)
 
 BATCH = 200
+LATER_MS = 30_000
 GAP_MS = 1_000  # not having ticked for this long counts as having been away
 
 
@@ -39,6 +40,7 @@ class Sweeper:
         self._gap_ms = max(GAP_MS, round(interval * 4000))
         self._last_tick: Instant = clock.now()
         self._resumed_at: Instant = self._last_tick
+        self._later: dict[str, Instant] = {}
 
     async def deadlines_turn(self) -> None:
         await self.sweep()
@@ -55,11 +57,20 @@ class Sweeper:
         while True:
             tick = DeadlinePassed(self._resumed_at, as_of=self._last_tick)
             due = await self._ledger.due(self._last_tick, BATCH)
-            acted = sum(await asyncio.gather(*(self._feed(job_id, tick, "deadline") for job_id in due)))
+            looks = [self._feed(job_id, tick, "deadline") for job_id in due if not self._put_off(job_id)]
+            acted = sum(await asyncio.gather(*looks))
             moved += acted
             self._notice_gap()  # we may have stood still in the middle of it
             if len(due) < BATCH or not acted:
                 return moved
+
+    def _put_off(self, job_id: str) -> bool:
+        """Whether a job failed a short while ago and must wait its turn."""
+        again_at = self._later.get(job_id)
+        if again_at is not None and again_at <= self._last_tick:
+            del self._later[job_id]
+            return False
+        return again_at is not None
 
     def _notice_gap(self) -> None:
         now = self._clock.now()
@@ -78,8 +89,12 @@ class Sweeper:
     async def _feed(self, job_id: str, happened: Input, action: str) -> bool:
         try:
             decision = await self._jobs.apply(job_id, (happened,))
-        except Rejected as rejected:
-            log.error("could not look at a job, will try again", job_id=job_id, code=rejected.code)
+        except (LedgerFull, LedgerBusy):
+            raise  # the store's trouble is everybody's: the loop backs off as a whole
+        except Exception:
+            self._on_action("failed")
+            self._later[job_id] = self._clock.now() + LATER_MS
+            log.exception("could not look at a job, will try again", job_id=job_id, retry_in_ms=LATER_MS)
             return False
         applied = isinstance(decision.reply, Applied)
         if applied:

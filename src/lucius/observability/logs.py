@@ -57,9 +57,9 @@ def log_decision(decision: Decision) -> None:
         if level is None:
             continue
         job = decision.job
-        fields = {
-            key: value for key, value in event.data.items() if key in ("cause", "error_code", "disposition", "by")
-        }
+        fields = {key: event.data[key] for key in SHOWN if key in event.data}
+        if event.step_id is not None:
+            fields |= {"step_id": event.step_id, "attempt_no": event.attempt_no}
         getattr(log, level)(
             event.type,
             job_id=job.job_id,

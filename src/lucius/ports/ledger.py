@@ -15,7 +15,8 @@ class IdempotencyRow(Struct, frozen=True):
 
 def idempotency_token(command: Command) -> str:
     """What a tenant's idempotency row is filed under: the client's key or, without one, the command's hash."""
-    return command.idempotency_key or f"sha256:{command.idempotency_hash}"
+    key = command.idempotency_key
+    return f"key:{key}" if key is not None else f"sha256:{command.idempotency_hash}"
 
 
 class PendingQuery(Struct, frozen=True, kw_only=True):

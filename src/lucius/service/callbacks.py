@@ -21,6 +21,7 @@ from lucius.service.tokens import Claims, TokenSigner
 
 MAX_RESULT_BYTES = 256 * 1024
 MAX_EXTRA_BYTES = 16 * 1024
+MOST_AT_ONCE = 10  # a decision touches a few dozen rows at most
 
 ServiceSaid = Ack | Heartbeat | Succeeded | Failed
 
@@ -69,13 +70,16 @@ class Callbacks:
         step = view.steps.get(claims.step_id) if view else None
         if step is None or step.attempt.lease_id != claims.lease_id:
             return False
-        lease_end = step.attempt.lease_expires_at or 0
-        return lease_end + self._late_window_ms > self._clock.now()
+        held_until = max(step.attempt.lease_expires_at or 0, step.attempt.ack_deadline or 0)
+        return held_until + self._late_window_ms > self._clock.now()
 
     async def apply(self, job_id: str, said: list[ServiceSaid]) -> list[CallbackAnswer | Rejected]:
-        """What a service said about one job, in order, as one commit; each answered on its own."""
-        decision = await self._jobs.apply(job_id, said, said[0].step_id)
-        return [_answer(reply, job_id) for reply in decision.replies]
+        """What a service said about one step, in order, in one commit unless it is much; each answered on its own."""
+        answers: list[CallbackAnswer | Rejected] = []
+        for i in range(0, len(said), MOST_AT_ONCE):
+            decision = await self._jobs.apply(job_id, said[i : i + MOST_AT_ONCE], said[i].step_id)
+            answers.extend(_answer(reply, job_id) for reply in decision.replies)
+        return answers
 
 
 def _parse(kind: str, body: dict[str, Any]) -> AckCallback:

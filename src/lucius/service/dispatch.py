@@ -141,10 +141,11 @@ class Dispatcher:
 
     async def _report(self, row: OutboxRow, happened: Input) -> Decision | None:
         """The decision if it was applied; None if the row must wait or is no longer wanted."""
+        seen = self._hub.pick_ups(row.service)
         try:
             decision = await self._jobs.apply(row.job_id, (happened,), row.step_id)
         except LimitReached:
-            self._hub.hold(row.service)
+            self._hub.hold(row.service, seen)
             return None
         except Rejected as rejected:
             if rejected.code is not RejectCode.JOB_NOT_FOUND:

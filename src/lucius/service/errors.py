@@ -52,6 +52,7 @@ class RejectCode(StrEnum):
     BATCH_TOO_LARGE = "BATCH_TOO_LARGE"
     LEDGER_FULL = "LEDGER_FULL"
     LEDGER_CONTENDED = "LEDGER_CONTENDED"
+    PUSH_BUS = "PUSH_BUS"
     NOT_READY = "NOT_READY"
     INTERNAL = "INTERNAL"
 
@@ -95,6 +96,7 @@ TITLES: dict[RejectCode, str] = {
     RejectCode.BATCH_TOO_LARGE: "The batch has more items than the limit",
     RejectCode.LEDGER_FULL: "The ledger has no space left; nothing was kept",
     RejectCode.LEDGER_CONTENDED: "Too many changes of the same job at once; try again",
+    RejectCode.PUSH_BUS: "Directives are pushed over a bus here, not pulled",
     RejectCode.NOT_READY: "The server cannot take work yet",
     RejectCode.INTERNAL: "Something went wrong on our side",
 }

@@ -26,6 +26,7 @@ class Hub:
     def __init__(self) -> None:
         self._pulls: dict[str, list[_Waiter]] = {}
         self._held: set[str] = set()
+        self._pick_ups: dict[str, int] = {}
         self._arrivals: dict[str, int] = {}
         self._watchers: Watchers = {}
         self._enders: Watchers = {}
@@ -38,8 +39,7 @@ class Hub:
             if row.status is OutboxStatus.PENDING and row.next_attempt_at is None:
                 self._wake_pull(row.service, row.lane)
                 self.relay.set()
-        if self._held:
-            self._let_go(decision)
+        self._note_pick_ups(decision)
         for event in self._watchers.get(decision.job.job_id, ()):
             event.set()
         if not decision.job.live:
@@ -60,17 +60,30 @@ class Hub:
         """Grows whenever there may be something to pull. Read it before looking, and nothing slips in between."""
         return self._arrivals.get(service, 0)
 
-    def hold(self, service: str) -> None:
-        """The service is at its cap: rows that wait are worth a look when one of its directives is picked up."""
-        self._held.add(service)
+    def pick_ups(self, service: str) -> int:
+        """Grows whenever one of the service's directives is no longer un-ACKed."""
+        return self._pick_ups.get(service, 0)
 
-    def _let_go(self, decision: Decision) -> None:
+    def hold(self, service: str, seen: int) -> None:
+        """The service was at its cap: its rows are worth another look once one of its directives is picked up.
+
+        `seen` is from before the attempt: the pick-up may have come in the very commit that refused it.
+        """
+        if self.pick_ups(service) != seen:
+            self._wake_all(service)
+            self.relay.set()
+        else:
+            self._held.add(service)
+
+    def _note_pick_ups(self, decision: Decision) -> None:
         for counter, move in decision.counters.items():
-            service = counter.removeprefix(UNACKED)
-            if move < 0 and counter.startswith(UNACKED) and service in self._held:
-                self._held.discard(service)
-                self._wake_all(service)
-                self.relay.set()
+            if move < 0 and counter.startswith(UNACKED):
+                service = counter.removeprefix(UNACKED)
+                self._pick_ups[service] = self.pick_ups(service) + 1
+                if service in self._held:
+                    self._held.discard(service)
+                    self._wake_all(service)
+                    self.relay.set()
 
     def _wake_all(self, service: str) -> None:
         self._arrivals[service] = self.arrivals(service) + 1

@@ -14,6 +14,8 @@ from msgspec import Struct
 from lucius.core.model import Instant
 from lucius.service.errors import RejectCode, Rejected
 
+MIN_SECRET = 16
+
 
 class Claims(Struct, frozen=True, array_like=True):
     tenant_id: str
@@ -32,8 +34,8 @@ class TokenSigner:
     """Signs with the first secret and accepts any of them, so that secrets can be rotated."""
 
     def __init__(self, secrets: tuple[bytes, ...]) -> None:
-        if not secrets or any(len(secret) < 16 for secret in secrets):
-            raise ValueError("a token secret needs at least 16 bytes")
+        if not secrets or any(len(secret) < MIN_SECRET for secret in secrets):
+            raise ValueError(f"a token secret needs at least {MIN_SECRET} bytes")
         self._secrets = secrets
 
     def sign(self, claims: Claims) -> str:

@@ -17,7 +17,6 @@ from lucius.worker.workspace import Places
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 RESULT_BYTES = 256 * 1024
-OVER = frozenset({"STALE", "LATE"})  # what the answer to an ACK or heartbeat says when the attempt no longer counts
 
 _encode = msgspec.json.Encoder().encode
 
@@ -95,7 +94,7 @@ class Attempt:
 
     def _on_answer(self, delivery: Delivery) -> None:
         match delivery:
-            case Delivered(disposition) if disposition in OVER:
+            case Delivered(disposition, wanted=False):
                 self._fence(disposition)
             case Delivered(_, cancel_requested):
                 if cancel_requested:

@@ -36,6 +36,7 @@ Kind = Literal["ack", "heartbeat", "result"]
 class Delivered(msgspec.Struct, frozen=True):
     disposition: str
     cancel_requested: bool = False
+    wanted: bool = True
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -56,6 +57,7 @@ class Answer(msgspec.Struct):
     status: int = 0
     disposition: str = ""
     cancel_requested: bool = False
+    lease_expires_at: str | None = None
     code: str = ""
     retry_after_seconds: float | None = None
 
@@ -239,7 +241,9 @@ class CallbackSender:
     def _settle(self, callback: Callback, answer: Answer) -> None:
         status = answer.status
         if 200 <= status < 300:
-            self._resolve(callback, Delivered(answer.disposition, answer.cancel_requested))
+            # LATE without an instant: the step or the job has ended. With one, a success until then still counts.
+            wanted = answer.disposition != "LATE" or answer.lease_expires_at is not None
+            self._resolve(callback, Delivered(answer.disposition, answer.cancel_requested, wanted))
         elif status in (408, 425, 429) or status >= 500 or status < 400:
             self._retry(callback, f"HTTP {status}", answer.retry_after_seconds or 0.0)
         else:

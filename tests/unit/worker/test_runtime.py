@@ -291,6 +291,19 @@ async def test_a_fenced_attempt_stops_its_work_and_reports_nothing(bench: Bench,
     assert bench.results() == []
 
 
+async def test_a_timed_out_attempt_works_on_while_its_success_would_still_count(bench: Bench) -> None:
+    late = {"status": 200, "disposition": "LATE", "lease_expires_at": "2026-01-01T00:00:00.000Z"}
+    bench.orchestrator.answer = lambda item: late if item["type"] == "heartbeat" else {"status": 200}
+    service = Scripted()
+    runtime = bench.start(service)
+    await bench.publish(1)
+    await until(lambda: bool(bench.orchestrator.of_type("ack")))
+    bench.timing.advance(300)
+    await until(lambda: bool(bench.orchestrator.of_type("heartbeat")))
+    await bench.sender.undelivered_below(1)
+    assert (service.stopped, runtime.running) == (0, 1)
+
+
 async def test_work_goes_on_while_the_orchestrator_is_away(bench: Bench) -> None:
     port = bench.orchestrator.port
     service = Scripted()

@@ -35,7 +35,8 @@ _PUT_OUTBOX = """
     ON CONFLICT (job, outbox_id) DO UPDATE
     SET status = excluded.status, claimed = excluded.claimed, next_attempt_at = excluded.next_attempt_at,
         body = excluded.body
-"""
+    WHERE status = 'PENDING'
+"""  # a settled row never changes
 _INSERT_EVENT = "INSERT INTO events (job, seq, body) VALUES (?, ?, ?)"
 # The same late success may be sent twice; the first one is as good.
 _INSERT_QUARANTINED = """
