@@ -9,7 +9,7 @@ from tests.simulation.monitor import Monitor
 
 RECOVERY_MS = 12_000  # loops that failed have backed off for up to ten seconds
 LATENESS_MS = 3_000  # how late a clock may be looked at after that
-HANDOVER_MS = 450  # how long a row takes to leave where nothing is in its way: mostly the publish itself
+HANDOVER_MS = 850  # how long a row takes to leave at most: the publishes before it, and its own
 
 
 def look_at_clocks(monitor: Monitor, disk: Disk, healed_at: Instant, now: Instant) -> None:
