@@ -1,0 +1,59 @@
+"""A sweeper that stood still between its look at the clock and its act: too rare in a seed to be left to chance."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+from lucius.core.decision import Ignored
+from lucius.core.inputs import DeadlinePassed, Input
+from lucius.engine.sweeper import Sweeper
+from lucius.ports.ledger import Ledger
+from lucius.service.jobs import Jobs
+
+START = 1_000_000
+STAND_STILL = 60_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = START
+
+    def now(self) -> int:
+        return self.time
+
+
+class StoppedMachine:
+    """A ledger and its jobs: one job is due, and at the first look the machine stops before the answer arrives."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.ticks: list[DeadlinePassed] = []
+        self._clock = clock
+        self._stops = True
+
+    async def due(self, now: int, limit: int) -> list[str]:
+        if self._stops:
+            self._clock.time += STAND_STILL
+        self._stops = False
+        return ["job"]
+
+    async def apply(self, job_id: str, inputs: Sequence[Input]) -> Any:
+        self.ticks += [tick for tick in inputs if isinstance(tick, DeadlinePassed)]
+        return type("Answer", (), {"reply": Ignored("nothing is due")})
+
+
+def test_what_ran_out_while_the_machine_stood_still_is_left_to_the_next_look() -> None:
+    clock = Clock()
+    machine = StoppedMachine(clock)
+    sweeper = Sweeper(
+        ledger=cast(Ledger, machine),
+        jobs=cast(Jobs, machine),
+        clock=clock,
+        interval=0.2,
+        repair_interval=30,
+        on_action=lambda _: None,
+    )
+    asyncio.run(sweeper.sweep())
+    asyncio.run(sweeper.sweep())
+    first, second = machine.ticks
+    assert first.as_of == START
+    assert (second.as_of, second.resumed_at) == (START + STAND_STILL, START + STAND_STILL)
