@@ -236,10 +236,8 @@ def _token_secrets(settings: Settings) -> tuple[bytes, ...]:
     if settings.token_secrets:
         return tuple(secret.encode() for secret in settings.token_secrets)
     path = settings.data_dir / "token.secret"
-    try:
-        return (path.read_bytes(),)
-    except FileNotFoundError:
-        return (_new_secret(path),)
+    kept = path.read_bytes() if path.exists() else b""
+    return (kept if len(kept) >= MIN_SECRET else _new_secret(path),)
 
 
 def _new_secret(path: Path) -> bytes:

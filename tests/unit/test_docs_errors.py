@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 
+from lucius.adapters.bus_memory import MemoryBus
 from lucius.api.problems import STATUS
 from lucius.ports.errors import LedgerFull, VersionConflict
 from lucius.service.auth import hash_key
@@ -192,6 +194,12 @@ async def _(api: Api) -> Answer:
 
     api.runtime.store.commit = moved  # type: ignore[method-assign, assignment]
     return await api.post(f"/v1/jobs/{job_id}:cancel")
+
+
+@provokes(C.PUSH_BUS)
+async def _(api: Api) -> Answer:
+    msgspec.structs.force_setattr(api.runtime, "publisher", MemoryBus())
+    return await api.post("/v1/services/ocr/directives:pull", {})
 
 
 @provokes(C.NOT_READY)

@@ -1,0 +1,138 @@
+"""Corners where two rules meet: the ones a hostile reader found open once."""
+
+import asyncio
+import io
+from pathlib import Path
+
+import pytest
+
+from lucius.adapters.bus_memory import MemoryBus
+from lucius.adapters.ledger_memory import MemoryLedger
+from lucius.core.decision import Decision, Defaults
+from lucius.core.retry import failure_class
+from lucius.settings import SettingsError, load_settings
+from lucius.wiring import _reload, open_runtime
+from tests.support.api import WITHIN, Api, identity, settings_for
+from tests.unit.api.conftest import Start, write_config
+
+DAY = 86_400
+
+
+async def test_a_directive_that_waited_long_for_the_bus_names_a_deadline_ahead_and_bears_a_live_token(
+    start: Start, ledger_url: str
+) -> None:
+    api = await start(ledger_url=ledger_url, bus_url="memory:", outbox_retry_interval=0.01)
+    bus = api.runtime.publisher
+    assert isinstance(bus, MemoryBus)
+    bus.down = True
+    job_id = await api.submit()
+    api.clock.advance(26 * 3600)
+    bus.down = False
+    (directive,) = await bus.consumer("ocr").pull(1, WITHIN)
+    assert directive.jobId == job_id
+    assert directive.ack_deadline > "2027-01-16T10:00:00"
+    said = {"jobId": job_id, "stepId": "ocr", "tenant_id": "acme", "attempt_no": 1, "lease_id": directive.lease_id}
+    (await api.post("/v1/callbacks/ack", said, key=directive.callback_token)).ok()
+
+
+async def test_a_job_that_cannot_be_looked_at_does_not_stop_the_clocks_of_the_others(
+    start: Start, written: io.StringIO
+) -> None:
+    api = await start(defaults=Defaults(ack_timeout_ms=8_000))
+    store = api.runtime.store
+    assert isinstance(store, MemoryLedger)
+    poisoned, healthy = await api.submit(), await api.submit(idempotency_key="other")
+    await api.pull(max=2)
+    commit = store.commit
+
+    async def fails_for_one(decision: Decision) -> None:
+        if decision.job.job_id == poisoned:
+            raise RuntimeError("a bug of ours")
+        await commit(decision)
+
+    store.commit = fails_for_one  # type: ignore[method-assign]
+    await api.sweep(after=9)
+    assert (await api.step(healthy))["status"] == "FAILED_RETRY"
+    assert (await api.step(poisoned))["status"] == "INITIATED"
+    assert "could not look at a job" in written.getvalue()
+    store.commit = commit  # type: ignore[method-assign]
+    assert await api.sweep() == 0  # it waits a while before it is looked at again
+    await api.sweep(after=31)
+    assert (await api.step(poisoned))["status"] != "INITIATED"
+
+
+async def test_a_secret_that_was_never_finished_does_not_keep_the_server_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "token.secret").write_bytes(b"")  # created, and not written before the power went
+    settings = settings_for(tmp_path, token_secrets=())
+    for _ in range(2):
+        async with open_runtime(settings):
+            pass
+    assert len((tmp_path / "token.secret").read_bytes()) == 64
+
+
+async def test_a_short_secret_is_refused_by_its_name(tmp_path: Path) -> None:
+    settings = load_settings({"LUCIUS_TOKEN_SECRET": "short"}, data_dir=tmp_path, ledger_url="memory:")
+    with pytest.raises(SettingsError, match="LUCIUS_TOKEN_SECRET"):
+        async with open_runtime(settings):
+            pass
+
+
+async def test_a_fresh_period_for_the_ack_keeps_its_token_alive(start: Start, ledger_url: str) -> None:
+    api = await start(ledger_url=ledger_url, late_window_ms=60_000)
+    await api.submit()
+    directive = await api.pull_one()
+    await api.sweep(after=DAY)  # we were away for longer than deadline, lease and window together
+    assert (await api.succeed(directive)).ok()["disposition"] == "APPLIED"
+
+
+async def test_a_pick_up_in_the_very_commit_that_refuses_a_hand_over_wakes_the_pull(
+    start: Start, ledger_url: str
+) -> None:
+    api = await start(ledger_url=ledger_url, max_unacked=1)
+    await api.submit()
+    second = await api.submit(idempotency_key="second")
+    first = await api.pull_one()
+    callbacks = api.runtime.callbacks
+    spoken = await callbacks.authenticate("ack", identity(first), first["callback_token"])
+    pull = asyncio.create_task(api.runtime.dispatcher.pull("ocr", 1, WITHIN))
+    await asyncio.sleep(0)  # the pull has queued its hand-over; the ACK joins the same commit
+    ack = asyncio.create_task(callbacks.apply(spoken.job_id, [spoken.said]))
+    async with asyncio.timeout(WITHIN / 2):
+        assert [directive.jobId for directive in await pull] == [second]
+    await ack
+
+
+async def test_many_callbacks_for_one_step_are_many_small_decisions(api: Api) -> None:
+    sizes: list[int] = []
+    await api.submit()
+    directive = await api.pull_one()
+    api.runtime.hub.observers.append(lambda decision: sizes.append(len(decision.events)))
+    said = {"type": "ack", "callback_token": directive["callback_token"], **identity(directive)}
+    answers = (await api.post("/v1/callbacks:batch", {"callbacks": [said] * 100})).ok()["results"]
+    assert [answer["disposition"] for answer in answers] == ["APPLIED"] + ["DUPLICATE"] * 99
+    assert max(sizes) <= 20
+
+
+async def test_a_config_refused_while_running_is_said_in_the_log(
+    start: Start, tmp_path: Path, written: io.StringIO
+) -> None:
+    api = await start({"default_mode": "DEFAULT"})
+    write_config(tmp_path, {"default_mode": "SIDEWAYS"})
+    await _reload(api.runtime)
+    assert "config refused" in written.getvalue()
+    assert (await api.get("/readyz")).status == 200
+
+
+async def test_a_key_that_looks_like_a_hash_is_still_only_a_key(api: Api) -> None:
+    first = await api.submit()
+    job = (await api.get(f"/v1/jobs/{first}")).ok()
+    assert job["idempotency_key"] is None
+    view = await api.runtime.store.job(first)
+    assert view is not None
+    lookalike = f"sha256:{view.job.command.idempotency_hash}"
+    assert await api.submit(idempotency_key=lookalike) != first
+
+
+@pytest.mark.parametrize("word", ["non-retryable", "NON_RETRYABLE", " Non-Retryable "])
+def test_the_older_spelling_of_a_failure_class_is_understood(word: str) -> None:
+    assert failure_class(word, "FAILED") == "NON_RETRYABLE"
