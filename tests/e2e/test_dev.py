@@ -39,7 +39,11 @@ class Dev:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        until(self._ready, "lucius dev is ready", 60)
+        try:
+            until(self._ready, "lucius dev is ready", 60)
+        except AssertionError:
+            self.kill()
+            raise
 
     def _ready(self) -> bool:
         assert self.process.poll() is None, self.said
