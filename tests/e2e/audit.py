@@ -103,7 +103,7 @@ def _check_orders(ledger: LedgerFile, orders: list[Order]) -> None:
         job = ledger.jobs[order.job_id]
         assert job.status == job.head["status"] == "SUCCEEDED", job.head
         key = order.command.get("idempotency_key")
-        assert key is None or ledger.keys[order.command["tenant_id"], key] == order.job_id
+        assert key is None or ledger.keys[order.command["tenant_id"], f"key:{key}"] == order.job_id
         assert order.output.stat().st_size > 0
 
 

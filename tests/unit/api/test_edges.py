@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,31 @@ async def test_a_key_that_looks_like_a_hash_is_still_only_a_key(api: Api) -> Non
 @pytest.mark.parametrize("word", ["non-retryable", "NON_RETRYABLE", " Non-Retryable "])
 def test_the_older_spelling_of_a_failure_class_is_understood(word: str) -> None:
     assert failure_class(word, "FAILED") == "NON_RETRYABLE"
+
+
+async def test_a_step_is_named_in_the_log(api: Api, written: io.StringIO) -> None:
+    await api.submit()
+    (await api.fail(await api.pull_one())).ok()
+    (line,) = [line for line in written.getvalue().splitlines() if "STEP_RETRY_SCHEDULED" in line]
+    told = json.loads(line)
+    assert (told["step_id"], told["attempt_no"], told["cause"]) == ("ocr", 1, "FAILED")
+
+
+async def test_json_sent_with_what_curl_declares_by_itself_is_taken(api: Api) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    (await api.post("/v1/commands", api.command(), headers=headers)).ok(202)
+
+
+async def test_a_pull_where_directives_are_pushed_is_refused_and_takes_nothing(start: Start) -> None:
+    api = await start(bus_url="memory:")
+    bus = api.runtime.publisher
+    assert isinstance(bus, MemoryBus)
+    bus.down = True
+    job_id = await api.submit()
+    (await api.post("/v1/services/ocr/directives:pull", {})).problem(409, "PUSH_BUS")
+    assert (await api.step(job_id))["status"] == "DISPATCHING"
+
+
+async def test_a_filter_for_what_no_job_can_be_yet_finds_none(api: Api) -> None:
+    await api.submit()
+    assert await api.jobs("?status=PAUSED") == await api.jobs("?blocked_on=TIMER") == []
