@@ -164,4 +164,4 @@ async def test_a_pull_where_directives_are_pushed_is_refused_and_takes_nothing(s
 
 async def test_a_filter_for_what_no_job_can_be_yet_finds_none(api: Api) -> None:
     await api.submit()
-    assert await api.jobs("?status=PAUSED") == await api.jobs("?blocked_on=TIMER") == []
+    assert await api.jobs("status=PAUSED") == await api.jobs("blocked_on=TIMER") == []
