@@ -43,11 +43,11 @@ soak: setup  ## long simulation and kill runs
 	$(BIN)/python -m tests.e2e.kill_soak --minutes $(MINUTES)
 
 schemas: setup  ## write the published schemas; refuses a change that is not additive
-	$(BIN)/python scripts/schemas.py
+	$(BIN)/python -m scripts.schemas
 
 docs: setup  ## write the pages that are generated from code
-	$(BIN)/python scripts/state_diagram.py
-	$(BIN)/python scripts/error_codes.py
+	$(BIN)/python -m scripts.state_diagram
+	$(BIN)/python -m scripts.error_codes
 
 clean:
 	rm -rf .venv .uv .lucius

@@ -1,13 +1,10 @@
 """Write docs/errors.md from the codes that the API refuses with; with --check, only say if it is stale."""
 
-import argparse
 import sys
-from pathlib import Path
 
 from lucius.api.problems import MEDIA_TYPE, STATUS, TYPE_ROOT
 from lucius.service.errors import TITLES, RejectCode
-
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
+from scripts.pages import keep
 
 INTRODUCTION = f"""\
 <!-- Written by scripts/error_codes.py from src/lucius/service/errors.py. Do not edit: run the script. -->
@@ -85,21 +82,5 @@ def page() -> str:
     return "\n".join((INTRODUCTION, *table, ""))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is stale")
-    parser.add_argument("--page", type=Path, default=PAGE, help="where the page is (default: docs/errors.md)")
-    options = parser.parse_args(arguments)
-    fresh = page()
-    if not options.check:
-        options.page.parent.mkdir(parents=True, exist_ok=True)
-        options.page.write_text(fresh, encoding="utf-8")
-        return 0
-    if options.page.exists() and options.page.read_text(encoding="utf-8") == fresh:
-        return 0
-    print(f"{options.page} is stale: run python scripts/error_codes.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(keep("errors.md", "error_codes", page))

@@ -12,16 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # run as a file, its folder and not the repository's root is on the path
+from lucius import contract as c
+from lucius.api.app import fastapi_app
+from scripts.additive import Json, schema_breaks
+from scripts.additive_documents import asyncapi_breaks, openapi_breaks
+from scripts.asyncapi import asyncapi
 
-from lucius import contract as c  # noqa: E402
-from lucius.api.app import fastapi_app  # noqa: E402
-from scripts.additive import Json, schema_breaks  # noqa: E402
-from scripts.additive_documents import asyncapi_breaks, openapi_breaks  # noqa: E402
-from scripts.asyncapi import asyncapi  # noqa: E402
-
-FOLDER = ROOT / "schemas"
+FOLDER = Path(__file__).resolve().parent.parent / "schemas"
 ID_ROOT = "https://lucius.dev/schemas/v1/"
 
 ACCEPTED: dict[str, type] = {

@@ -1,14 +1,12 @@
 """Write docs/states.md from the transition tables that the core enforces; with --check, only say if it is stale."""
 
-import argparse
 import sys
 from enum import StrEnum
-from pathlib import Path
 
 from lucius.core.model import TERMINAL_JOB, TERMINAL_STEP, JobStatus, OutboxStatus, StepStatus
 from lucius.core.transitions import JOB_TRANSITIONS, OUTBOX_TRANSITIONS, STEP_TRANSITIONS, Transition
+from scripts.pages import keep
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "states.md"
 NOWHERE = "[*]"
 
 INTRODUCTION = """\
@@ -64,21 +62,5 @@ def sentences(table: tuple[Transition, ...]) -> list[str]:
     return ["| from | to | because |", "|---|---|---|", *rows]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is stale")
-    parser.add_argument("--page", type=Path, default=PAGE, help="where the page is (default: docs/states.md)")
-    options = parser.parse_args(arguments)
-    fresh = page()
-    if not options.check:
-        options.page.parent.mkdir(parents=True, exist_ok=True)
-        options.page.write_text(fresh, encoding="utf-8")
-        return 0
-    if options.page.exists() and options.page.read_text(encoding="utf-8") == fresh:
-        return 0
-    print(f"{options.page} is stale: run python scripts/state_diagram.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(keep("states.md", "state_diagram", page))

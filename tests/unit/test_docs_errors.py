@@ -28,8 +28,8 @@ Provoke = Callable[[Api], Awaitable[Answer]]
 
 
 def error_codes(*arguments: str) -> subprocess.CompletedProcess[str]:
-    script = ROOT / "scripts" / "error_codes.py"
-    return subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "scripts.error_codes", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_the_page_is_not_stale() -> None:
@@ -42,7 +42,7 @@ def test_a_stale_page_is_found(tmp_path: Path) -> None:
     other.write_text(PAGE.read_text(encoding="utf-8").replace("INVALID_CURSOR", "WRONG_CURSOR"), encoding="utf-8")
     checked = error_codes("--check", "--page", str(other))
     assert checked.returncode == 1
-    assert "is stale: run python scripts/error_codes.py" in checked.stderr
+    assert "is stale: run python -m scripts.error_codes" in checked.stderr
 
 
 def test_every_code_has_a_title_a_status_and_a_line_on_the_page() -> None:

@@ -34,8 +34,8 @@ def test_generating_twice_gives_the_same(now: dict[str, Json]) -> None:
 
 
 def script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    path = FOLDER.parent / "scripts" / "schemas.py"
-    return subprocess.run([sys.executable, str(path), *arguments], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "scripts.schemas", *arguments]
+    return subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True, check=False)
 
 
 def test_a_change_that_breaks_is_refused_by_name_and_nothing_is_written(tmp_path: Path) -> None:
