@@ -8,11 +8,11 @@ from msgspec import Struct
 from lucius.contract import AckCallback, CallbackAnswer, Fault, HeartbeatCallback, ResultCallback
 from lucius.core.decision import CallbackReply, Refused, Reply
 from lucius.core.inputs import Ack, Failed, Heartbeat, Succeeded
-from lucius.core.model import Disposition, ErrorInfo
+from lucius.core.model import Attempt, Disposition, ErrorInfo
 from lucius.core.retry import failure_class
 from lucius.core.routing import normalise_tenant
 from lucius.ports.clock import Clock
-from lucius.ports.ledger import Ledger
+from lucius.ports.ledger import Reader
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.jobs import Jobs
 from lucius.service.json_values import MAX_DEPTH, fault_of, too_deep
@@ -41,9 +41,9 @@ _KNOWN = {
 
 
 class Callbacks:
-    def __init__(self, jobs: Jobs, ledger: Ledger, signer: TokenSigner, clock: Clock, late_window_ms: int) -> None:
+    def __init__(self, jobs: Jobs, reader: Reader, signer: TokenSigner, clock: Clock, late_window_ms: int) -> None:
         self._jobs = jobs
-        self._ledger = ledger
+        self._reader = reader
         self._signer = signer
         self._clock = clock
         self._late_window_ms = late_window_ms
@@ -66,12 +66,20 @@ class Callbacks:
 
     async def _still_leased(self, claims: Claims) -> bool:
         """Heartbeats carry a lease past what the token foresaw; the token lives as long as the lease and a window."""
-        view = await self._ledger.load(claims.job_id, claims.step_id)
-        step = view.steps.get(claims.step_id) if view else None
-        if step is None or step.attempt.lease_id != claims.lease_id:
+        attempt = await self._attempt(claims)
+        if attempt is None:
             return False
-        held_until = max(step.attempt.lease_expires_at or 0, step.attempt.ack_deadline or 0)
+        held_until = max(attempt.lease_expires_at or 0, attempt.ack_deadline or 0)
         return held_until + self._late_window_ms > self._clock.now()
+
+    async def _attempt(self, claims: Claims) -> Attempt | None:
+        """The attempt a token was made for, current or fenced."""
+        view = await self._reader.job(claims.job_id)
+        step = view.steps.get(claims.step_id) if view else None
+        if step is None or step.attempt.lease_id == claims.lease_id:
+            return step.attempt if step else None
+        ended = await self._reader.attempts(claims.job_id)
+        return next((entry.attempt for entry in ended if entry.attempt.lease_id == claims.lease_id), None)
 
     async def apply(self, job_id: str, said: list[ServiceSaid]) -> list[CallbackAnswer | Rejected]:
         """What a service said about one step, in order, in one commit unless it is much; each answered on its own."""

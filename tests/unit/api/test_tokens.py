@@ -120,3 +120,16 @@ async def test_secrets_can_be_rotated(start: Start, ledger_url: str) -> None:
         directive, "the new secret of ours", expires_at=api.clock.now() + 30_000 + 900_000 + 86_400_000
     )
     assert (await api.callback("ack", directive, token=signed(directive))).ok()["disposition"] == "APPLIED"
+
+
+async def test_a_token_outlives_a_stretched_lease_after_the_attempt_was_fenced(start: Start, ledger_url: str) -> None:
+    api = await start(ledger_url=ledger_url, late_window_ms=60_000)
+    await api.submit()
+    directive = await api.pull_one()
+    for _ in range(8):  # two hours of heartbeats: far past what the token foresaw
+        api.clock.advance(14 * 60)
+        (await api.callback("heartbeat", directive)).ok()
+    await api.sweep(after=15 * 60 + 1)
+    await api.sweep(after=10)
+    assert (await api.pull_one())["attempt_no"] == 2
+    (await api.succeed(directive)).problem(409, "STALE_CALLBACK")
