@@ -577,6 +577,8 @@ class TestListing:
             (JobFilter(blocked_services=frozenset({"embedding"})), "b"),
             (JobFilter(blocked_on=BlockedReason.HANDOVER, blocked_services=frozenset({"ocr", "x"})), "da"),
             (JobFilter(blocked_on=BlockedReason.HANDOVER, blocked_services=frozenset({"x"})), ""),
+            (JobFilter(blocked_on=BlockedReason.HANDOVER, except_services=frozenset({"ocr"})), ""),
+            (JobFilter(blocked_on=BlockedReason.HANDOVER, except_services=frozenset({"x"})), "da"),
             (JobFilter(created_after=200), "edc"),
             (JobFilter(created_after=199, tenants=frozenset({"globex"})), "eb"),
             (JobFilter(created_after=200, blocked_on=BlockedReason.HANDOVER), "d"),

@@ -204,6 +204,7 @@ def _matches(record: _Record, where: JobFilter) -> bool:
         and (where.created_after is None or job.created_at > where.created_after)
         and (where.blocked_on is None or (job.blocked is not None and job.blocked.reason is where.blocked_on))
         and (where.blocked_services is None or _blocked_service(record) in where.blocked_services)
+        and (not where.except_services or _blocked_service(record) not in where.except_services)
     )
 
 

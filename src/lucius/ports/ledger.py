@@ -71,6 +71,7 @@ class JobFilter(Struct, frozen=True, kw_only=True):
     request_type: str | None = None
     blocked_on: BlockedReason | None = None
     blocked_services: frozenset[str] | None = None
+    except_services: frozenset[str] = frozenset()
     created_after: Instant | None = None
 
 

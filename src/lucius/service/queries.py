@@ -53,6 +53,8 @@ class Queries:
         saturated = await self._saturated()
         if where.blocked_on is BlockedReason.DISPATCH_WINDOW:
             where = replace(where, blocked_on=BlockedReason.HANDOVER, blocked_services=saturated)
+        elif where.blocked_on is BlockedReason.HANDOVER:
+            where = replace(where, except_services=saturated)
         try:
             page = await self._reader.jobs(where, limit, cursor)
         except ValueError as error:

@@ -103,6 +103,7 @@ async def test_a_service_gets_no_more_than_it_has_picked_up(start: Start, ledger
         assert "unacknowledged" in why["message"]
     assert await api.jobs("blocked_on=DISPATCH_WINDOW") == jobs[:1:-1]
     assert (await api.job(other))["blocked_on"]["reason"] == "HANDOVER"
+    assert await api.jobs("blocked_on=HANDOVER") == [other]
     waiting = asyncio.create_task(api.pull(max=10, wait_seconds=60))
     await asyncio.sleep(0)
     (await api.callback("ack", second)).ok()

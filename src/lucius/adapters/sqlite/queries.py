@@ -172,6 +172,9 @@ def _filters_of_blocked(where: JobFilter) -> tuple[str, list[str]]:
     if where.blocked_services is not None:
         filters += f" AND blocked_service IN ({_marks(where.blocked_services)})"
         values += sorted(where.blocked_services)
+    if where.except_services:
+        filters += f" AND blocked_service NOT IN ({_marks(where.except_services)})"
+        values += sorted(where.except_services)
     if where.tenants is not None:
         filters += f" AND tenant_id IN ({_marks(where.tenants)})"
         values += sorted(where.tenants)
