@@ -41,7 +41,7 @@ async def vectors_of(text: str, chunking: Chunking) -> Vectors:
 
 def check(chunking: Chunking) -> None:
     """The orchestrator checks payloads against a schema too; a service does not rely on it."""
-    if not 1 <= chunking.chunk_size <= 1_000_000 or not 0 <= chunking.chunk_overlap < chunking.chunk_size:
+    if not 1 <= chunking.chunk_size <= 1_000_000 or not 0 <= chunking.overlap < chunking.chunk_size:
         raise never("INVALID_PAYLOAD", "chunk_size must be 1 to 1,000,000 and chunk_overlap below it")
     if not 1 <= chunking.dimensions <= 8192:
         raise never("INVALID_PAYLOAD", "dimensions must be 1 to 8192")

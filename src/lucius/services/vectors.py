@@ -38,13 +38,18 @@ class Chunking(msgspec.Struct, frozen=True):
     """The part of a step's payload that says how to cut and hash."""
 
     chunk_size: int = 800
-    chunk_overlap: int = 100
+    chunk_overlap: int | None = None
     dimensions: int = 256
+
+    @property
+    def overlap(self) -> int:
+        """An eighth of a chunk unless told: a client that asks for small chunks need not think of it."""
+        return self.chunk_size // 8 if self.chunk_overlap is None else self.chunk_overlap
 
 
 def embed_document(text: str, chunking: Chunking) -> Vectors:
-    step = chunking.chunk_size - chunking.chunk_overlap
-    starts = range(0, max(1, len(text) - chunking.chunk_overlap), step)
+    step = chunking.chunk_size - chunking.overlap
+    starts = range(0, max(1, len(text) - chunking.overlap), step)
     pieces = [(start, text[start : start + chunking.chunk_size]) for start in starts]
     chunks = [
         Chunk(index, start, start + len(piece), piece, embed(piece, chunking.dimensions))
@@ -54,14 +59,14 @@ def embed_document(text: str, chunking: Chunking) -> Vectors:
         model=f"hash-{chunking.dimensions}",
         dimensions=chunking.dimensions,
         chunk_size=chunking.chunk_size,
-        chunk_overlap=chunking.chunk_overlap,
+        chunk_overlap=chunking.overlap,
         chunks=chunks,
     )
 
 
 def chunk_count(length: int, chunking: Chunking) -> int:
-    step = chunking.chunk_size - chunking.chunk_overlap
-    return -(-max(1, length - chunking.chunk_overlap) // step)
+    step = chunking.chunk_size - chunking.overlap
+    return -(-max(1, length - chunking.overlap) // step)
 
 
 def embed(text: str, dimensions: int) -> list[float]:

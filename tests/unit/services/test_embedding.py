@@ -38,6 +38,13 @@ async def test_as_a_first_step_it_reads_the_clients_document(tmp_path: Path) -> 
     assert (await Embedding().execute(work)).result["chunks"] == 1
 
 
+@pytest.mark.parametrize("size", [1, 7, 50])
+async def test_small_chunks_need_no_word_about_their_overlap(tmp_path: Path, size: int) -> None:
+    ref = put(tmp_path, "a few words " * 10, "in.txt")
+    work = task(tmp_path, "embedding", input_ref=ref, payload={"chunk_size": size})
+    assert (await Embedding().execute(work)).result["chunks"] >= 120 // size
+
+
 async def test_the_same_text_always_gives_the_same_vectors(tmp_path: Path) -> None:
     ref = put(tmp_path, "a few words", "in.txt")
     one = await Embedding().execute(task(tmp_path, "embedding", input_ref=ref))
