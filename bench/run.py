@@ -32,8 +32,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def process(*command: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    started = subprocess.Popen([sys.executable, *command], env={**os.environ, **env})
+def process(*command: str, log: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    with open(log, "wb") as stderr:
+        started = subprocess.Popen([sys.executable, *command], env={**os.environ, **env}, stderr=stderr)
     try:
         yield started
     finally:
@@ -49,7 +50,7 @@ def wait_ready(base_url: str, server: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise SystemExit("the server did not start")
+            raise SystemExit("the server did not start; run it by hand to see why")
         try:
             with urllib.request.urlopen(f"{base_url}/readyz", timeout=1):
                 return
@@ -67,12 +68,13 @@ def stack(data_dir: Path) -> Iterator[str]:
         "LUCIUS_DATA_DIR": str(data_dir),
         "LUCIUS_DEV_API_KEY": KEY,
         "LUCIUS_ORCHESTRATOR_URL": base_url,
-        "LUCIUS_LOG_LEVEL": "warning",
     }
     serve = ("-m", "uvicorn", "--factory", "lucius.api.app:create_app", "--port", str(port), "--log-level", "warning")
-    with process(*serve, **env) as server:
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with process(*serve, log=data_dir / "server.log", **env) as server:
         wait_ready(base_url, server)
-        with process("-m", "bench.services", "--base-url", base_url, "--api-key", KEY):
+        services = ("-m", "bench.services", "--base-url", base_url, "--api-key", KEY)
+        with process(*services, log=data_dir / "services.log"):
             yield base_url
 
 
