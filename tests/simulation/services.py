@@ -196,7 +196,7 @@ class Service:
 
 async def _call_back(process: Process, kind: str, body: dict[str, Any], directive: Directive) -> Answer:
     callbacks = process.runtime.callbacks
-    spoken = await callbacks.authenticate(kind, body, directive.callback_token)
+    spoken = await callbacks.hear(kind, body, callbacks.verify(directive.callback_token))
     return (await callbacks.apply(spoken.job_id, [spoken.said]))[0]
 
 

@@ -102,4 +102,3 @@ NOT_STARTED = {
 
 JOB_ARROWS = frozenset((t.before, t.after) for t in JOB_TRANSITIONS)
 STEP_ARROWS = frozenset((t.before, t.after) for t in STEP_TRANSITIONS)
-OUTBOX_ARROWS = frozenset((t.before, t.after) for t in OUTBOX_TRANSITIONS)

@@ -48,10 +48,6 @@ class Callbacks:
         self._clock = clock
         self._late_window_ms = late_window_ms
 
-    async def authenticate(self, kind: str, body: dict[str, Any], token: str) -> Spoken:
-        """Whoever speaks holds the directive of exactly this attempt. Raises Rejected otherwise."""
-        return await self.hear(kind, body, self.verify(token))
-
     def verify(self, token: str) -> Claims:
         """What a token of ours says, before anything that came with it is looked at. Raises Rejected."""
         return self._signer.verify(token)

@@ -94,7 +94,7 @@ async def test_a_pick_up_in_the_very_commit_that_refuses_a_hand_over_wakes_the_p
     second = await api.submit(idempotency_key="second")
     first = await api.pull_one()
     callbacks = api.runtime.callbacks
-    spoken = await callbacks.authenticate("ack", identity(first), first["callback_token"])
+    spoken = await callbacks.hear("ack", identity(first), callbacks.verify(first["callback_token"]))
     pull = asyncio.create_task(api.runtime.dispatcher.pull("ocr", 1, WITHIN))
     await asyncio.sleep(0)  # the pull has queued its hand-over; the ACK joins the same commit
     ack = asyncio.create_task(callbacks.apply(spoken.job_id, [spoken.said]))

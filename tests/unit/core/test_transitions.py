@@ -11,7 +11,6 @@ from lucius.core.transitions import (
     JOB_ARROWS,
     JOB_TRANSITIONS,
     NOT_STARTED,
-    OUTBOX_ARROWS,
     OUTBOX_TRANSITIONS,
     STEP_ARROWS,
     STEP_TRANSITIONS,
@@ -21,6 +20,7 @@ from tests.unit.core.builders import Story
 from tests.unit.core.transition_cases import CASES, Arrow, Case
 
 J, S, O = JobStatus, StepStatus, OutboxStatus  # noqa: E741
+OUTBOX_ARROWS = {(t.before, t.after) for t in OUTBOX_TRANSITIONS}
 
 
 class Taken:

@@ -10,7 +10,7 @@ def task(tmp_path: Path, step: str, **changes: Any) -> Task:
     fields: dict[str, Any] = {
         "stepId": step,
         "service": step,
-        "workspace_ref": f"file://{tmp_path}/root/lucius/acme/job-1",
+        "workspace_ref": f"file://{tmp_path}/workspace/lucius/acme/job-1",
         **changes,
     }
     return Task(directive(**fields), Places(blob_root=tmp_path / "blobs"))

@@ -9,14 +9,14 @@ from tests.unit.worker.support import directive
 
 
 def workspace(tmp_path: Path, places: Places | None = None, **changes: Any) -> Workspace:
-    work = directive(workspace_ref=f"file://{tmp_path}/root/lucius/acme/job-1", **changes)
+    work = directive(workspace_ref=f"file://{tmp_path}/workspace/lucius/acme/job-1", **changes)
     return Workspace(work, places or Places(blob_root=tmp_path / "blobs"))
 
 
 async def test_an_artifact_lies_under_step_and_attempt_and_can_be_read_back(tmp_path: Path) -> None:
     space = workspace(tmp_path, attempt_no=3)
     ref = await space.write("output.txt", b"hello")
-    assert ref == f"file://{tmp_path}/root/lucius/acme/job-1/ocr/3/output.txt"
+    assert ref == f"file://{tmp_path}/workspace/lucius/acme/job-1/ocr/3/output.txt"
     assert await space.read(ref) == b"hello"
 
 
@@ -31,7 +31,7 @@ async def test_a_write_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(StepFailure, match="No space left") as failed:
         await space.write("output.txt", b"second")
     assert failed.value.failure_class is FailureClass.RETRYABLE
-    folder = tmp_path / "root/lucius/acme/job-1/ocr/1"
+    folder = tmp_path / "workspace/lucius/acme/job-1/ocr/1"
     assert [file.name for file in folder.iterdir()] == ["output.txt"]
     assert (folder / "output.txt").read_bytes() == b"first"
 
@@ -50,7 +50,7 @@ async def test_no_step_id_leads_out_of_the_workspace(tmp_path: Path) -> None:
 async def test_a_link_does_not_lead_out_either(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
-    attempt = tmp_path / "root/lucius/acme/job-1/ocr/1"
+    attempt = tmp_path / "workspace/lucius/acme/job-1/ocr/1"
     attempt.mkdir(parents=True)
     (attempt / "link").symlink_to(outside)
     with pytest.raises(StepFailure, match="FORBIDDEN_REF"):
