@@ -48,6 +48,7 @@ schemas: setup  ## write the published schemas; refuses a change that is not add
 docs: setup  ## write the pages that are generated from code
 	$(BIN)/python -m scripts.state_diagram
 	$(BIN)/python -m scripts.error_codes
+	$(BIN)/python -m scripts.retry_matrix
 
 clean:
 	rm -rf .venv .uv .lucius

@@ -6,10 +6,10 @@ import msgspec
 from msgspec import Struct
 
 from lucius.contract import AckCallback, CallbackAnswer, Fault, HeartbeatCallback, ResultCallback
+from lucius.core.classify import failure_class
 from lucius.core.decision import CallbackReply, Refused, Reply
 from lucius.core.inputs import Ack, Failed, Heartbeat, Succeeded
 from lucius.core.model import Attempt, Disposition, ErrorInfo
-from lucius.core.retry import failure_class
 from lucius.core.routing import normalise_tenant
 from lucius.ports.clock import Clock
 from lucius.ports.ledger import Reader
@@ -145,7 +145,7 @@ def _result(callback: ResultCallback, extra: dict[str, Any]) -> Succeeded | Fail
         attempt_no=callback.attempt_no,
         lease_id=callback.lease_id,
         extra=extra,
-        failure_class=failure_class(callback.failure_class, callback.status),
+        failure_class=failure_class(callback.failure_class, callback.status, error.code if error else None),
         error=ErrorInfo(error.code, error.message) if error else ErrorInfo("UNSPECIFIED", "the service gave no reason"),
         retry_after_ms=round(retry_after * 1000) if retry_after is not None else None,
     )

@@ -9,8 +9,8 @@ import pytest
 
 from lucius.adapters.bus_memory import MemoryBus
 from lucius.adapters.ledger_memory import MemoryLedger
+from lucius.core.classify import failure_class
 from lucius.core.decision import Decision, Defaults
-from lucius.core.retry import failure_class
 from lucius.settings import SettingsError, load_settings
 from lucius.wiring import _reload, open_runtime
 from tests.support.api import WITHIN, Api, identity, settings_for

@@ -1,15 +1,16 @@
-"""How long a retry waits, and which words of a service mean which class of failure."""
+"""How long a retry waits, and every cell of the retry matrix."""
 
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lucius.core.decision import Defaults, Env
-from lucius.core.model import AttemptOutcome, FailureClass
-from lucius.core.protocol import RetryPolicy, StepSpec
-from lucius.core.retry import delay_before_retry, failure_class, max_attempts
+from lucius.core.model import AttemptOutcome, FailureClass, ReviewKind
+from lucius.core.protocol import BackoffStrategy, RetriedClass, RetryPolicy, StepSpec
+from lucius.core.retry import MATRIX, delay_before_retry, is_retried, max_attempts
 from tests.unit.core.builders import MINUTE, SECOND
 
 FIRST, NO_ACK, REPORTED = AttemptOutcome.HANDOVER_FAILED, AttemptOutcome.ACK_TIMEOUT, AttemptOutcome.FAILED
@@ -64,6 +65,17 @@ def test_a_failed_dependency_waits_from_1_min() -> None:
     assert waits == [MINUTE, 2 * MINUTE, 4 * MINUTE, 5 * MINUTE]
 
 
+def test_a_protocol_sets_from_when_a_failed_dependency_waits() -> None:
+    dependency = FailureClass.DEPENDENCY_FAILED
+    longer: dict[str, Any] = {"backoff_strategy": "exponential", "dependency_delay_ms": 2 * MINUTE}
+    assert [delay(REPORTED, n, cause=dependency, **longer) for n in (1, 2, 3)] == [2 * MINUTE, 4 * MINUTE, 5 * MINUTE]
+    assert delay(REPORTED, 1, cause=dependency, backoff_strategy="fixed", dependency_delay_ms=7_000) == 7_000
+    assert delay(REPORTED, 1, cause=dependency, backoff_strategy="fixed", dependency_delay_ms=1) == 5_000
+    assert (
+        delay(REPORTED, 1, cause=FailureClass.TRANSIENT, backoff_strategy="fixed", dependency_delay_ms=7_000) == 5_000
+    )
+
+
 def test_a_retry_after_is_a_lower_bound_that_jitter_and_scale_do_not_touch() -> None:
     rate_limited = FailureClass.RATE_LIMITED
     assert delay(REPORTED, 1, cause=rate_limited, retry_after_ms=90_000, jitter=0.0, scale=0.01) == 90_000
@@ -106,26 +118,71 @@ def test_the_budget_is_the_steps_or_the_deployments() -> None:
     assert max_attempts(own, env) == 9
 
 
-@pytest.mark.parametrize(
-    ("word", "status", "expected"),
-    [
-        (None, "FAILED", FailureClass.RETRYABLE),
-        (None, "FAILED_RETRY", FailureClass.RETRYABLE),
-        (None, "FAILED_FINAL", FailureClass.NON_RETRYABLE),
-        ("", "FAILED", FailureClass.RETRYABLE),
-        ("RETRYABLE", "FAILED", FailureClass.RETRYABLE),
-        ("NON_RETRYABLE", "FAILED", FailureClass.NON_RETRYABLE),
-        (" non_retryable ", "FAILED", FailureClass.NON_RETRYABLE),
-        ("NON_RETRYABLE", "FAILED_RETRY", FailureClass.NON_RETRYABLE),
-        ("TRANSIENT", "FAILED_FINAL", FailureClass.TRANSIENT),
-        ("GREMLINS", "FAILED", FailureClass.RETRYABLE),
-        ("GREMLINS", "FAILED_FINAL", FailureClass.NON_RETRYABLE),
-    ],
+# The matrix once more, as DESIGN §3.10 and the source document have it: is it retried, from when, and what then.
+DOCUMENTED: dict[FailureClass, tuple[bool, int, ReviewKind]] = {
+    FailureClass.TRANSIENT: (True, 5 * SECOND, ReviewKind.JOB_FAILED),
+    FailureClass.RETRYABLE: (True, 5 * SECOND, ReviewKind.JOB_FAILED),
+    FailureClass.RATE_LIMITED: (True, 5 * SECOND, ReviewKind.JOB_FAILED),
+    FailureClass.DEPENDENCY_FAILED: (True, MINUTE, ReviewKind.JOB_FAILED),
+    FailureClass.NON_RETRYABLE: (False, 0, ReviewKind.JOB_FAILED),
+    FailureClass.COMPENSATION_REQUIRED: (False, 0, ReviewKind.COMPENSATION),
+}
+FACTORS: dict[BackoffStrategy, float] = {"fixed": 1.0, "exponential": 2.0, "jittered": 2.0 * 0.25}
+CLASSES: tuple[tuple[RetriedClass, ...] | None, ...] = (
+    None,
+    (),
+    ("TRANSIENT", "RETRYABLE"),
+    ("RATE_LIMITED", "DEPENDENCY_FAILED"),
+    ("TRANSIENT", "RETRYABLE", "RATE_LIMITED", "DEPENDENCY_FAILED"),
 )
-def test_the_class_that_a_services_words_stand_for(word: str | None, status: str, expected: FailureClass) -> None:
-    assert failure_class(word, status) is expected
 
 
-@pytest.mark.parametrize("known", FailureClass)
-def test_every_class_is_known_by_its_name(known: FailureClass) -> None:
-    assert failure_class(str(known), "FAILED") is known
+class Cell(NamedTuple):
+    """A failure of the second attempt under one policy."""
+
+    cause: FailureClass
+    strategy: BackoffStrategy
+    retry_after_ms: int | None
+    attempts_left: int
+    retry_on_classes: tuple[RetriedClass, ...] | None
+
+    @property
+    def spec(self) -> StepSpec:
+        policy = RetryPolicy(
+            max_attempts=2 + self.attempts_left,
+            backoff_strategy=self.strategy,
+            retry_on_classes=self.retry_on_classes,
+        )
+        return StepSpec(step_id="ocr", step_type="OCR", service="ocr", retry_policy=policy)
+
+    @property
+    def expected(self) -> int | None:
+        """How long it waits for the third attempt; None if there is none."""
+        retried, first_ms, _ = DOCUMENTED[self.cause]
+        wanted = self.retry_on_classes is None or str(self.cause) in self.retry_on_classes
+        if not retried or not wanted or not self.attempts_left:
+            return None
+        return max(round(first_ms * FACTORS[self.strategy]), self.retry_after_ms or 0)
+
+
+CELLS = [Cell(*cell) for cell in product(FailureClass, FACTORS, (None, 1, 10 * MINUTE), (0, 1), CLASSES)]
+
+
+def ruled(cell: Cell) -> int | None:
+    env = Env(lambda: "id", lambda: 0.25)
+    if not is_retried(cell.spec, cell.cause) or max_attempts(cell.spec, env) <= 2:
+        return None
+    return delay_before_retry(cell.spec, 2, REPORTED, env, cell.cause, cell.retry_after_ms)
+
+
+@pytest.mark.parametrize("cause", FailureClass)
+def test_every_cell_of_the_matrix_is_as_documented(cause: FailureClass) -> None:
+    cells = [cell for cell in CELLS if cell.cause is cause]
+    assert len(cells) == 3 * 3 * 2 * 5
+    assert [(cell, ruled(cell)) for cell in cells] == [(cell, cell.expected) for cell in cells]
+
+
+def test_the_matrix_has_a_row_for_every_class_that_says_where_a_final_failure_goes() -> None:
+    assert {cause: (rule.retried, rule.review) for cause, rule in MATRIX.items()} == {
+        cause: (retried, review) for cause, (retried, _, review) in DOCUMENTED.items()
+    }
