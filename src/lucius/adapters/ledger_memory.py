@@ -7,6 +7,7 @@ from msgspec import Struct, field
 
 from lucius.adapters.cursor import decode_cursor, encode_cursor
 from lucius.adapters.group_commit import GroupCommit
+from lucius.adapters.versions_memory import MemoryVersions
 from lucius.core.decision import Decision, EndedAttempt, JobView
 from lucius.core.model import Event, Instant, Job, OutboxRow, OutboxStatus, Quarantined, Step, StepStatus
 from lucius.core.protocol import Protocol
@@ -41,11 +42,15 @@ class _Record(Struct, eq=False):
         return (row for row in self.outbox.values() if row.status is OutboxStatus.PENDING)
 
 
-class MemoryLedger(GroupCommit):
-    """Implements Ledger and Reader. Deterministic: what is asked in the same order is answered the same."""
+class MemoryLedger(GroupCommit, MemoryVersions):
+    """Implements Ledger, Reader and ProtocolStore.
+
+    Deterministic: what is asked in the same order is answered the same.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        GroupCommit.__init__(self)
+        MemoryVersions.__init__(self)
         self._records: dict[str, _Record] = {}
         self._live: dict[str, _Record] = {}
         self._pending: dict[tuple[str, str], OutboxRow] = {}

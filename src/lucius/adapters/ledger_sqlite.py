@@ -13,6 +13,7 @@ from lucius.adapters.sqlite.live import Mirror
 from lucius.adapters.sqlite.queries import SqliteReader
 from lucius.adapters.sqlite.schema import MIGRATIONS, Migration
 from lucius.adapters.sqlite.store import Store
+from lucius.adapters.sqlite.versions import SqliteVersions
 from lucius.core.decide import counted
 from lucius.core.decision import Decision
 from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerFull
@@ -25,8 +26,8 @@ _LIVE_JOBS = """
 """
 
 
-class SqliteLedger(GroupCommit, SqliteReader):
-    """Implements Ledger and Reader."""
+class SqliteLedger(GroupCommit, SqliteReader, SqliteVersions):
+    """Implements Ledger, Reader and ProtocolStore."""
 
     def __init__(self, store: Store) -> None:
         GroupCommit.__init__(self)

@@ -93,7 +93,11 @@ def read(path: pathlib.Path) -> Marked:
     except OSError as error:
         raise ProtocolError(f"can't be read: {error.strerror}", file=file) from None
     try:
-        return _read_json(file, text) if path.suffix == ".json" else _read_yaml(file, text)
+        source = _read_json(file, text) if path.suffix == ".json" else _read_yaml(file, text)
+        msgspec.json.encode(source.value)  # or its content address could not be told later
+        return source
+    except UnicodeEncodeError:
+        raise ProtocolError("has half a surrogate pair, which is no text", file=file) from None
     except RecursionError:
         raise ProtocolError("is nested too deeply", file=file) from None
 

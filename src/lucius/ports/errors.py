@@ -5,6 +5,7 @@ LuciusError
 │   ├── VersionConflict      the job moved since it was read: read again and decide anew
 │   ├── AlreadyAccepted      the tenant's idempotency key is taken: names the job that holds it
 │   ├── LimitReached         a counter is at its cap: names the counter
+│   ├── VersionPublished     a published protocol version would have changed
 │   ├── LedgerFull           no space left: nothing of this commit was kept
 │   ├── LedgerBusy           another process holds the ledger for writing
 │   ├── LedgerTooNew         written by a newer Lucius
@@ -13,6 +14,9 @@ LuciusError
 │   ├── BusDown              no connection: stop, burn nothing, try again later
 │   ├── MessageRefused       the bus refused this very message
 │   └── OutcomeUnknown       it may have left us: counts as handed over
+├── CallError                a code and a message, neither with a secret in it
+│   ├── CallRefused          our own rules forbid the call: it was not sent, and never will be
+│   └── CallFailed           no usable answer: says whether the request may have reached the peer
 └── ProtocolError            a protocol or config file is wrong: file, line, reason
 """
 
@@ -41,6 +45,10 @@ class LimitReached(LedgerError):
         super().__init__(f"{counter} is at its limit of {limit}")
         self.counter = counter
         self.limit = limit
+
+
+class VersionPublished(LedgerError):
+    pass
 
 
 class LedgerFull(LedgerError):
@@ -73,6 +81,23 @@ class MessageRefused(BusError):
 
 class OutcomeUnknown(BusError):
     pass
+
+
+class CallError(LuciusError):
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class CallRefused(CallError):
+    pass
+
+
+class CallFailed(CallError):
+    def __init__(self, code: str, message: str, *, sent: bool) -> None:
+        super().__init__(code, message)
+        self.sent = sent
 
 
 class ProtocolError(LuciusError):

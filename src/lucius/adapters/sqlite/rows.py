@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from lucius.core.decision import EndedAttempt
 from lucius.core.model import Event, Job, OutboxRow, Quarantined, Step
 from lucius.core.protocol import Protocol
+from lucius.ports.protocols import ProtocolVersion
 
 _encoder = msgspec.json.Encoder()
 _job = msgspec.json.Decoder(Job)
@@ -17,6 +18,7 @@ outbox_row = msgspec.json.Decoder(OutboxRow).decode
 event = msgspec.json.Decoder(Event).decode
 quarantined = msgspec.json.Decoder(Quarantined).decode
 protocol = msgspec.json.Decoder(Protocol).decode
+protocol_version = msgspec.json.Decoder(ProtocolVersion).decode
 
 
 def body(record: Struct) -> str:

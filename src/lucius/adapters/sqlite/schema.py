@@ -108,5 +108,21 @@ _FIRST: Migration = (
     "CREATE TABLE protocols (digest TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID",
 )
 
-MIGRATIONS: tuple[Migration, ...] = (_FIRST,)
+_PROTOCOL_VERSIONS: Migration = (
+    # Apart from `protocols`, which holds what jobs have pinned and is never read by name.
+    """
+    CREATE TABLE protocol_versions (
+        request_type TEXT NOT NULL,
+        version      INTEGER NOT NULL,
+        status       TEXT NOT NULL,
+        digest       TEXT NOT NULL,
+        body         TEXT NOT NULL,
+        PRIMARY KEY (request_type, version)
+    )
+    """,
+    "CREATE TABLE protocol_revision (id INTEGER PRIMARY KEY CHECK (id = 1), revision INTEGER NOT NULL)",
+    "INSERT INTO protocol_revision (id, revision) VALUES (1, 0)",
+)
+
+MIGRATIONS: tuple[Migration, ...] = (_FIRST, _PROTOCOL_VERSIONS)
 """Number n brings a file from version n-1 to n. Never edit one that was released; add another."""
