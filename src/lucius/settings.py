@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from lucius.core.decision import Defaults
 from lucius.ports.errors import LuciusError
@@ -26,6 +26,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     config_path: Path | None = None
     dev_api_key: str = ""
     token_secrets: tuple[str, ...] = ()
+    secrets: dict[str, str] = field(default_factory=dict)
+    webhook_secrets: dict[str, str] = field(default_factory=dict)
     defaults: Defaults = Defaults()
     tenant_inflight: int = 10_000
     global_inflight: int = 100_000
@@ -58,6 +60,8 @@ def load_settings(env: Mapping[str, str] = os.environ, **overrides: object) -> S
         "config_path": read.path("LUCIUS_CONFIG"),
         "dev_api_key": read.text("LUCIUS_DEV_API_KEY", ""),
         "token_secrets": tuple(s for s in read.text("LUCIUS_TOKEN_SECRET", "").split(",") if s),
+        "secrets": read.named("LUCIUS_SECRET_"),
+        "webhook_secrets": read.named("LUCIUS_WEBHOOK_SECRET_"),
         "defaults": _defaults(read),
         "tenant_inflight": read.whole("LUCIUS_TENANT_INFLIGHT", 10_000, 0),
         "global_inflight": read.whole("LUCIUS_GLOBAL_INFLIGHT", 100_000, 0),
@@ -94,6 +98,11 @@ class _Reader:
 
     def text(self, name: str, default: str) -> str:
         return self._env.get(name, "").strip() or default
+
+    def named(self, prefix: str) -> dict[str, str]:
+        """Every variable that begins like this, by the rest of its name."""
+        found = {name.removeprefix(prefix): self.text(name, "") for name in self._env if name.startswith(prefix)}
+        return {name: value for name, value in found.items() if name and value}
 
     def path(self, name: str) -> Path | None:
         value = self.text(name, "")

@@ -14,25 +14,14 @@ from lucius.api.hot import HotRoutes
 from lucius.core.decision import Defaults
 from lucius.settings import Settings, load_settings
 from lucius.wiring import Runtime, open_runtime
+from tests.support.clock import ManualClock
 
 KEY = "key-for-every-scope"
 SECRET = "a-secret-that-only-tests-know"
-EPOCH_MS = 1_800_000_000_000
 NEVER = 3_600.0  # the engine's own loops sleep through every test; `Api.sweep` is their turn
 WITHIN = 5.0
 
 Headers = Sequence[tuple[bytes, bytes]]
-
-
-class ManualClock:
-    def __init__(self, now: int = EPOCH_MS) -> None:
-        self.time = now
-
-    def now(self) -> int:
-        return self.time
-
-    def advance(self, seconds: float) -> None:
-        self.time += round(seconds * 1000)
 
 
 class Answer(Struct, frozen=True):

@@ -11,10 +11,11 @@ from lucius.adapters.config_file import ConfigFile, read_config
 from lucius.core.inputs import Cap
 from lucius.core.model import Mode
 from lucius.core.protocol import Policies, Protocol, StepSpec
-from lucius.ports.config import Config, ConfigSource, Limits, TenantPolicy
+from lucius.ports.config import CallPolicy, Config, ConfigSource, Limits, TenantPolicy
 from lucius.ports.errors import LimitReached, ProtocolError
 from lucius.service.config import LimitDefaults, ModeChoice, caps, over_limit, resolve_mode
 from lucius.service.errors import RejectCode, Rejected
+from lucius.settings import load_settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lucius.yaml"
 DEV = Config()
@@ -50,6 +51,23 @@ def test_the_documented_example_loads_and_means_what_it_says() -> None:
     assert code_of(config, "BURST", "stranger", "d") is RejectCode.MODE_NOT_PERMITTED
     assert config.api_keys[0].sha256 == hashlib.sha256(b"acme-example-key").hexdigest()
     assert caps(config, LimitDefaults(), "acme", Mode.BURST, OCR)[0] == Cap("jobs/tenant/acme", 500)
+
+
+def test_calls_go_nowhere_unless_the_config_says_where() -> None:
+    assert Config().calls == CallPolicy(hosts=(), allow_http=False, allow_private=False, per_host=8)
+    assert read_config(EXAMPLE).calls.hosts == ("api.example.com", "*.hooks.example.com", "ledger.example.com:8443")
+
+
+def test_secrets_are_read_from_the_environment_by_name() -> None:
+    env = {
+        "LUCIUS_SECRET_STRIPE_KEY": "sk_1",
+        "LUCIUS_SECRET_EMPTY": " ",
+        "LUCIUS_SECRET_": "nameless",
+        "LUCIUS_WEBHOOK_SECRET_DEFAULT": "whsec_a whsec_b",
+    }
+    settings = load_settings(env)
+    assert settings.secrets == {"STRIPE_KEY": "sk_1"}
+    assert settings.webhook_secrets == {"DEFAULT": "whsec_a whsec_b"}
 
 
 def test_the_request_decides_the_mode_before_tenant_and_global_config() -> None:
@@ -148,6 +166,12 @@ BAD: list[tuple[str, int, str]] = [
     ("refs:\n  schemes:\n    - blob\n    - HTTPS", 4, "lower case"),
     ("refs:\n  hosts:\n    - https://example.com", 3, "not a host"),
     ("callbacks:\n  hosts: ['a.*.com']", 2, "not a host"),
+    ("calls:\n  hosts: [a.example.com, 'b.*.com']", 2, "'b.*.com' is not a host"),
+    ("calls:\n  hosts: ['https://a.example.com']", 2, "with or without a port"),
+    ("calls:\n  hosts: [A.example.com]", 2, "in lower case"),
+    ("calls:\n  hosts: ['a.example.com:']", 2, "'a.example.com:' is not a host"),
+    ("calls:\n  hosts: ['*']", 2, "'*' is not a host"),
+    ("calls:\n  per_host: 0", 2, "Expected int >= 1"),
     (f"api_keys:\n  - name: a\n    sha256: {KEY[1:]}g\n    scopes: [read]\n    tenants: [acme]", 3, "matching regex"),
     (f"api_keys:\n  - name: a\n    sha256: '{KEY}'\n    scopes: [root]\n    tenants: [acme]", 4, "Invalid enum value"),
     (f"api_keys:\n  - name: a\n    sha256: '{KEY}'\n    scopes: []", 4, "length >= 1"),

@@ -5,6 +5,7 @@ worse than not running. Later a bad version is refused, listed as a problem, and
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from lucius.ports.config import ANY, ApiKey, Config, TenantPolicy
 from lucius.ports.errors import ProtocolError
 
 Signature = tuple[int, int, int, int]
+
+_CALL_HOST = re.compile(r"((\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 
 
 class ConfigFile:
@@ -90,6 +93,10 @@ def _check_names(source: Marked, config: Config) -> None:
             if host != host.lower() or "/" in host or ":" in host or "*" in host[1:]:
                 reason = f"{host!r} is not a host: write a name in lower case, or *.name"
                 raise source.error(reason, (section, "hosts", index))
+    for index, host in enumerate(config.calls.hosts):
+        if not _CALL_HOST.fullmatch(host):
+            reason = f"{host!r} is not a host: write a name in lower case, or *.name, with or without a port"
+            raise source.error(reason, ("calls", "hosts", index))
 
 
 def _check_modes(source: Marked, config: Config) -> None:

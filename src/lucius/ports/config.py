@@ -43,6 +43,15 @@ class CallbackPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hosts: tuple[Name, ...] = ()
 
 
+class CallPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where steps that call out may connect to. Without hosts, nowhere; an entry without a port means every port."""
+
+    hosts: tuple[Name, ...] = ()
+    allow_http: bool = False
+    allow_private: bool = False
+    per_host: Annotated[int, Meta(ge=1, le=1000)] = 8
+
+
 class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A key is kept as its SHA-256 only. `tenants` holds tenant ids, or "*" for all of them."""
 
@@ -61,6 +70,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     refs: RefPolicy = RefPolicy()
     callbacks: CallbackPolicy = CallbackPolicy()
+    calls: CallPolicy = CallPolicy()
     api_keys: tuple[ApiKey, ...] = ()
 
 

@@ -85,9 +85,12 @@ class OutcomeUnknown(BusError):
 
 class CallError(LuciusError):
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__()
         self.code = code
         self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
 
 
 class CallRefused(CallError):

@@ -1,0 +1,66 @@
+"""Names that stand for secrets, replaced at the last moment and blanked out of everything that comes back."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lucius.ports.errors import CallRefused
+
+_PLACEHOLDER = re.compile(r"\$\$\{|\$\{\s*secrets\.([A-Za-z0-9_.-]+)\s*\}")
+_BLANK = "[secret]"
+_SHORTEST = 6  # blanking out anything shorter would tear words apart that have nothing to do with it
+
+
+def normal(name: str) -> str:
+    """As in the environment: `stripe-key` is STRIPE_KEY."""
+    return name.upper().replace("-", "_").replace(".", "_")
+
+
+class Filling:
+    """Replaces placeholders of one call and remembers which secrets it used."""
+
+    def __init__(self, secrets: Mapping[str, str]) -> None:
+        self._secrets = secrets
+        self._used: set[str] = set()
+
+    def fill(self, value: Any) -> Any:
+        """Raises CallRefused for a secret that is not there."""
+        match value:
+            case str():
+                return _PLACEHOLDER.sub(self._replace, value) if "${" in value else value
+            case dict():
+                return {self.fill(key): self.fill(item) for key, item in value.items()}
+            case list():
+                return [self.fill(item) for item in value]
+            case _:
+                return value
+
+    def _replace(self, found: re.Match[str]) -> str:
+        name = found[1]
+        if name is None:
+            return "${"
+        secret = self._secrets.get(normal(name))
+        if secret is None:
+            raise CallRefused("UNKNOWN_SECRET", f"there is no secret {name}; set LUCIUS_SECRET_{normal(name)}")
+        self._used.add(secret)
+        return secret
+
+    def blank(self, value: Any) -> Any:
+        """The value without the secrets, should a peer echo them."""
+        if not self._used:
+            return value
+        match value:
+            case str():
+                return self._blanked(value)
+            case dict():
+                return {self._blanked(key): self.blank(item) for key, item in value.items()}
+            case list():
+                return [self.blank(item) for item in value]
+            case _:
+                return value
+
+    def _blanked(self, text: str) -> str:
+        for secret in sorted(self._used, key=len, reverse=True):
+            if len(secret) >= _SHORTEST:
+                text = text.replace(secret, _BLANK)
+        return text

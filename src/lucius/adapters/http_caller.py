@@ -1,0 +1,280 @@
+"""HTTP calls of the engine, over aiohttp.
+
+Every call has a connection of its own, made to an address that was checked for it: nothing is reused, so nothing is
+sent twice behind our back, and it is known whether a failed request can have reached the peer.
+"""
+
+import asyncio
+import re
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp.abc import AbstractResolver, ResolveResult
+from msgspec import Struct
+
+from lucius.adapters.http import destination as destinations
+from lucius.adapters.http.destination import Destination, Resolve, resolve_by_system
+from lucius.adapters.http.gates import Gates, retry_after_ms
+from lucius.adapters.http.secrets import Filling, normal
+from lucius.adapters.http.signing import Keys, parse_keys, signed_headers
+from lucius.ports.calls import Answer, Closed, Outgoing, Slot
+from lucius.ports.clock import Clock
+from lucius.ports.config import CallPolicy
+from lucius.ports.errors import CallError, CallFailed, CallRefused
+
+MAX_REQUEST_BYTES = 1024 * 1024
+MAX_RESPONSE_BYTES = 256 * 1024
+MAX_HEADERS, MAX_HEADER_LENGTH = 32, 1024
+SLOWED = frozenset({429, 503})
+
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_OURS = frozenset(
+    {"accept-encoding", "connection", "content-length", "expect", "host", "te", "trailer", "transfer-encoding"}
+    | {"upgrade", "webhook-id", "webhook-signature", "webhook-timestamp"}
+)
+_KEPT = frozenset({"content-type", "date", "etag", "last-modified", "link", "location", "retry-after", "traceparent"})
+
+
+class _Prepared(Struct, frozen=True):
+    """A call with its secrets filled in. Never shown to anybody."""
+
+    destination: Destination
+    headers: dict[str, str]
+    body: bytes | None
+
+
+class _Progress:
+    """Whether the peer may have seen the request."""
+
+    sent = False
+
+
+class HttpCaller:
+    def __init__(
+        self,
+        *,
+        policy: Callable[[], CallPolicy],
+        clock: Clock,
+        orchestrator_url: str,
+        secrets: Mapping[str, str],
+        webhook_secrets: Mapping[str, str],
+        resolve: Resolve = resolve_by_system,
+        tls: ssl.SSLContext | None = None,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+    ) -> None:
+        """Raises ValueError for a webhook secret that can't be used, CallRefused for a URL of ours that is none."""
+        self._policy = policy
+        self._clock = clock
+        self._ourselves = destinations.parse(orchestrator_url)
+        self._secrets = secrets
+        self._keys = {name: _parsed(name, secret) for name, secret in webhook_secrets.items()}
+        self._resolve = resolve
+        self._tls = tls
+        self._max_response_bytes = max_response_bytes
+        self._gates = Gates()
+
+    def admit(self, url: str) -> Slot | Closed:
+        try:
+            destination = destinations.parse(Filling(self._secrets).fill(url))
+        except CallRefused:
+            return Slot("", lambda: None)
+        return self._gates.admit(destination.authority, self._policy().per_host, self._clock.now())
+
+    async def send(self, call: Outgoing) -> Answer:
+        filling = Filling(self._secrets)
+        try:
+            return await self._send(call, filling)
+        except CallError as error:
+            error.message = filling.blank(error.message)
+            raise
+
+    async def _send(self, call: Outgoing, filling: Filling) -> Answer:
+        prepared, progress = self._prepare(call, filling), _Progress()
+        where = f"{call.method} {prepared.destination.host}"
+        try:
+            async with asyncio.timeout(call.timeout_ms / 1000):
+                return await self._exchange(call.method, prepared, filling, progress)
+        except TimeoutError:
+            message = f"{where}: no complete answer within {call.timeout_ms} ms"
+            raise CallFailed("TIMEOUT", message, sent=progress.sent) from None
+        except (aiohttp.ClientError, OSError, RecursionError) as error:
+            code, message = _explained(error)
+            raise CallFailed(code, f"{where}: {message}", sent=progress.sent) from None
+
+    def _prepare(self, call: Outgoing, filling: Filling) -> _Prepared:
+        destination = destinations.parse(filling.fill(call.url))
+        destinations.check(destination, self._policy(), self._ourselves)
+        headers = _checked(filling.fill(call.headers))
+        body, media_type = _encoded(filling.fill(call.body))
+        if media_type is not None:
+            headers.setdefault("content-type", media_type)
+        headers["idempotency-key"] = call.idempotency_key
+        if call.traceparent is not None:
+            headers["traceparent"] = call.traceparent
+        if call.sign_with is not None:
+            keys = self._keys_of(call.sign_with)
+            headers |= signed_headers(call.idempotency_key, self._clock.now(), body or b"", keys)
+        return _Prepared(destination, headers, body)
+
+    def _keys_of(self, name: str) -> Keys:
+        keys = self._keys.get(normal(name))
+        if keys is None:
+            message = f"there is no webhook secret {name}; set LUCIUS_WEBHOOK_SECRET_{normal(name)}"
+            raise CallRefused("UNKNOWN_SECRET", message)
+        return keys
+
+    async def _exchange(self, method: str, prepared: _Prepared, filling: Filling, progress: _Progress) -> Answer:
+        destination, policy = prepared.destination, self._policy()
+        addresses = await destinations.addresses(destination, policy, self._ourselves, self._resolve)
+        async with (
+            self._session(addresses, progress) as session,
+            session.request(
+                method, destination.url, headers=prepared.headers, data=prepared.body, allow_redirects=False
+            ) as response,
+        ):
+            return await self._answer(response, destination, filling)
+
+    @asynccontextmanager
+    async def _session(self, addresses: list[str], progress: _Progress) -> AsyncIterator[aiohttp.ClientSession]:
+        trace = aiohttp.TraceConfig()
+
+        async def connected(*_: Any) -> None:
+            progress.sent = True
+
+        trace.on_connection_create_end.append(connected)
+        connector = aiohttp.TCPConnector(
+            resolver=_Fixed(addresses), use_dns_cache=False, force_close=True, ssl=self._tls or True
+        )
+        async with aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"accept": "application/json", "accept-encoding": "identity", "user-agent": "lucius"},
+            auto_decompress=False,
+            trace_configs=[trace],
+        ) as session:
+            yield session
+
+    async def _answer(self, response: aiohttp.ClientResponse, destination: Destination, filling: Filling) -> Answer:
+        now = self._clock.now()
+        wait_ms = retry_after_ms(response.headers.get("Retry-After"), now)
+        if response.status in SLOWED and wait_ms is not None:
+            self._gates.close(destination.authority, now, wait_ms)
+        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise CallFailed(
+                "RESPONSE_UNREADABLE", f"{destination.host} answered in an encoding not asked for", sent=True
+            )
+        raw = await self._read(response, destination)
+        return Answer(
+            status=response.status,
+            headers=filling.blank(_kept(response)),
+            body=filling.blank(_decoded(raw, response)),
+            retry_after_ms=wait_ms,
+        )
+
+    async def _read(self, response: aiohttp.ClientResponse, destination: Destination) -> bytes:
+        raw = bytearray()
+        async for chunk in response.content.iter_any():
+            raw += chunk
+            if len(raw) > self._max_response_bytes:
+                message = f"{destination.host} answered with more than {self._max_response_bytes} bytes"
+                raise CallFailed("RESPONSE_TOO_LARGE", message, sent=True)
+        return bytes(raw)
+
+
+class _Fixed(AbstractResolver):
+    """Knows the checked addresses and no others."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self._addresses = addresses
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for address in self._addresses
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+def _parsed(name: str, secret: str) -> Keys:
+    try:
+        return parse_keys(secret)
+    except ValueError as error:
+        raise ValueError(f"LUCIUS_WEBHOOK_SECRET_{name}: {error}") from None
+
+
+def _checked(headers: dict[str, str]) -> dict[str, str]:
+    """Lower-case names. Raises CallRefused for what could change the meaning of the request around it."""
+    checked = {}
+    for name, value in headers.items():
+        if not _NAME.fullmatch(name) or _CONTROL.search(value):
+            raise CallRefused("BAD_HEADER", "a header's name or value holds characters that no header may have")
+        if name.lower() in _OURS:
+            raise CallRefused("BAD_HEADER", f"the header {name} is not for a protocol to set")
+        checked[name.lower()] = value
+    return checked
+
+
+def _encoded(body: Any) -> tuple[bytes | None, str | None]:
+    if body is None:
+        return None, None
+    encoded, media_type = (
+        (body.encode(errors="replace"), "text/plain; charset=utf-8")
+        if isinstance(body, str)
+        else (msgspec.json.encode(body), "application/json")
+    )
+    if len(encoded) > MAX_REQUEST_BYTES:
+        raise CallRefused("BODY_TOO_LARGE", f"a body may have {MAX_REQUEST_BYTES} bytes and this has {len(encoded)}")
+    return encoded, media_type
+
+
+def _kept(response: aiohttp.ClientResponse) -> dict[str, str]:
+    names = [name for name in response.headers if name.lower() in _KEPT or name.lower().startswith("x-")]
+    return {name.lower(): response.headers[name][:MAX_HEADER_LENGTH] for name in names[:MAX_HEADERS]}
+
+
+def _decoded(raw: bytes, response: aiohttp.ClientResponse) -> Any:
+    """JSON if it says so and is; text otherwise."""
+    if not raw:
+        return None
+    if response.content_type == "application/json" or response.content_type.endswith("+json"):
+        try:
+            return msgspec.json.decode(raw)
+        except msgspec.MsgspecError:
+            pass  # the status still says what became of the call
+    try:
+        return raw.decode(response.charset or "utf-8", errors="replace")
+    except LookupError:
+        return raw.decode(errors="replace")
+
+
+def _explained(error: Exception) -> tuple[str, str]:
+    """A code and a sentence. What the libraries say may hold the URL, so it is not passed on."""
+    match error:
+        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError() | ssl.SSLError():
+            return "TLS_FAILED", "no trusted TLS connection could be made"
+        case aiohttp.ClientConnectorError():
+            return "CONNECTION_FAILED", f"no connection could be made ({error.os_error.strerror or 'no route'})"
+        case aiohttp.ClientResponseError() | RecursionError():
+            return "RESPONSE_UNREADABLE", "the answer is not readable HTTP or JSON"
+        case aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError() | OSError():
+            return "CONNECTION_LOST", "the connection broke off before the answer was complete"
+        case _:
+            return "CALL_FAILED", f"the call failed ({type(error).__name__})"
