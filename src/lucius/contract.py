@@ -65,6 +65,12 @@ class Directive(Struct, frozen=True, kw_only=True):
     doc_id: str | None = None
     traceparent: str | None = None
     timeout_ms: int | None = None
+    retry_safety: str = "SAFE_TO_RETRY"
+    guard: dict[str, Any] | None = None
+    """There on a repeated attempt of a guarded step: check first whether the one before took effect after all."""
+    item: Any = None
+    item_index: int | None = None
+    compensates: str | None = None
 
 
 class AckCallback(Struct, kw_only=True):
@@ -169,6 +175,24 @@ class AttemptView(Struct, frozen=True, kw_only=True):
     decision_source: str
     decision_reason: str
     quarantined: StepInput | None = None
+    visit: int = 1
+    adopted_from: int | None = None
+
+
+class VoteView(Struct, frozen=True, kw_only=True):
+    by: str
+    approves: bool
+    at: Timestamp
+    comment: str = ""
+
+
+class ItemCounts(Struct, frozen=True, kw_only=True):
+    """How far a parallel or a map has come."""
+
+    total: int
+    live: int
+    succeeded: int
+    failed: int
 
 
 class StepView(Struct, frozen=True, kw_only=True):
@@ -197,6 +221,13 @@ class StepView(Struct, frozen=True, kw_only=True):
     created_at: Timestamp | None = None
     updated_at: Timestamp | None = None
     completed_at: Timestamp | None = None
+    name: str = ""
+    run_no: int | None = None
+    visit: int = 1
+    wake_at: Timestamp | None = None
+    awaits_signal: str | None = None
+    votes: list[VoteView] = field(default_factory=list)
+    items: ItemCounts | None = None
 
 
 class StepWithAttempts(StepView, frozen=True, kw_only=True):
@@ -221,6 +252,32 @@ class JobSummary(Struct, frozen=True, kw_only=True):
     correlation_id: str
 
 
+class RunView(Struct, frozen=True, kw_only=True):
+    """A pass of the job that has ended, as it ended."""
+
+    run_no: int
+    status: str
+    started_at: Timestamp
+    completed_at: Timestamp
+    error: Error | None = None
+
+
+class PauseView(Struct, frozen=True, kw_only=True):
+    by: str
+    at: Timestamp
+    reason: str = ""
+
+
+class CompensationView(Struct, frozen=True, kw_only=True):
+    """`todo` is what is still to be undone, in order; `failed` halts it until a person acts."""
+
+    status: str
+    by: str
+    todo: list[str]
+    done: list[str]
+    failed: str | None = None
+
+
 class JobView(JobSummary, frozen=True, kw_only=True):
     steps: list[StepView]
     input_ref: str
@@ -231,6 +288,13 @@ class JobView(JobSummary, frozen=True, kw_only=True):
     attempts_total: int
     traceparent: str | None
     target: Target | None
+    output: Any = None
+    runs: list[RunView] = field(default_factory=list)
+    paused: PauseView | None = None
+    compensation: CompensationView | None = None
+    review_id: str | None = None
+    steps_omitted: int = 0
+    """Steps of map items that are left out here; `/steps` has all of them."""
 
 
 class EventView(Struct, frozen=True, kw_only=True):
@@ -241,6 +305,7 @@ class EventView(Struct, frozen=True, kw_only=True):
     stepId: str | None
     attempt_no: int | None
     data: dict[str, Any]
+    hash: str = ""
 
 
 class Fault(Struct, frozen=True):
@@ -287,28 +352,6 @@ class OutboxRetried(Struct, frozen=True, kw_only=True):
 
     retried: int
     pending: int
-
-
-class ProtocolView(Struct, frozen=True, kw_only=True):
-    protocol_id: str
-    version: int
-    request_type: str
-    steps: list[dict[str, Any]]
-    title: str = ""
-    description: str = ""
-    aliases: list[str] = field(default_factory=list)
-    policies: dict[str, Any] = field(default_factory=dict)
-
-
-class ProtocolProblem(Struct, frozen=True, kw_only=True):
-    file: str
-    line: int | None
-    reason: str
-
-
-class ProtocolList(Struct, frozen=True, kw_only=True):
-    protocols: list[ProtocolView]
-    problems: list[ProtocolProblem]
 
 
 class Ready(Struct, frozen=True, kw_only=True):

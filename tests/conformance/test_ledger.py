@@ -80,8 +80,8 @@ class TestCommitAndLoad:
         first = dispatch("j1")
         done, running = step("j1", status=StepStatus.SUCCEEDED), step("j1", "embedding")
         await commit_all(ledger, first, then(first, active=("embedding",), steps=(done, running)))
-        active, named = await ledger.load("j1"), await ledger.load("j1", "ocr")
-        unknown = await ledger.load("j1", "sis")
+        active, named = await ledger.load("j1"), await ledger.load("j1", ["ocr"])
+        unknown = await ledger.load("j1", ["sis"])
         assert active is not None
         assert named is not None
         assert unknown is not None
@@ -93,7 +93,7 @@ class TestCommitAndLoad:
         done = step("j1", status=StepStatus.SUCCEEDED, result={"pages": 3}, artifact_refs=["blob://a"])
         second = then(first, status=JobStatus.SUCCEEDED, active=(), steps=(done,))
         await commit_all(ledger, first, second)
-        view, bare = await ledger.load("j1", "ocr"), await ledger.load("j1")
+        view, bare = await ledger.load("j1", ["ocr"]), await ledger.load("j1")
         assert view is not None
         assert bare is not None
         assert view.job == second.job

@@ -6,7 +6,7 @@ commit queue, which dies with it; how much of that queue was still written is dr
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -104,8 +104,8 @@ class Connection(MemoryLedger):
             self._disk.on_write(self, before, self._records[decision.job.job_id], decision)
         return refusal
 
-    async def load(self, job_id: str, step_id: str | None = None) -> JobView | None:
-        return await self._read(super().load(job_id, step_id))
+    async def load(self, job_id: str, step_ids: Collection[str] = ()) -> JobView | None:
+        return await self._read(super().load(job_id, step_ids))
 
     async def accepted(self, tenant_id: str, key: str) -> IdempotencyRow | None:
         return await self._read(super().accepted(tenant_id, key))

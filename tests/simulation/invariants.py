@@ -76,7 +76,7 @@ class Change(Struct, frozen=True):
         return self.record.job.job_id
 
     def spec(self, step: Step) -> StepSpec:
-        return self.record.protocol.steps[step.index]
+        return self.record.protocol.plan.places[step.step_id.partition(".")[0]].spec
 
     def steps(self) -> Iterator[tuple[Step | None, Step]]:
         """Every step that changed: as it was, if it had started, and as it is."""

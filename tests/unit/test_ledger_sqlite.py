@@ -481,7 +481,7 @@ class TestCosts:
 
     async def ask_everything(self, ledger: SqliteLedger) -> None:
         ledger._mirror.forget("j1")
-        await ledger.load("j1", "ocr")
+        await ledger.load("j1", ["ocr"])
         await ledger.accepted("acme", "key:k")
         await ledger.due(5, 10)
         for claimed in (True, False):

@@ -1,15 +1,16 @@
 """A ledger without durability, for simulations and tests: the same promises, kept in dictionaries."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
 from msgspec import Struct, field
 
 from lucius.adapters.cursor import decode_cursor, encode_cursor
 from lucius.adapters.group_commit import GroupCommit
+from lucius.adapters.reviews_memory import MemoryReviews
 from lucius.adapters.versions_memory import MemoryVersions
 from lucius.core.decision import Decision, EndedAttempt, JobView
-from lucius.core.model import Event, Instant, Job, OutboxRow, OutboxStatus, Quarantined, Step, StepStatus
+from lucius.core.model import Event, Instant, Job, OutboxRow, OutboxStatus, Quarantined, ReviewItem, Step, StepStatus
 from lucius.core.protocol import Protocol
 from lucius.ports.errors import AlreadyAccepted, LedgerError, LimitReached, VersionConflict
 from lucius.ports.ledger import (
@@ -19,6 +20,9 @@ from lucius.ports.ledger import (
     JobFilter,
     JobPage,
     PendingQuery,
+    ReviewFilter,
+    ReviewGroup,
+    ReviewPage,
     idempotency_token,
 )
 
@@ -36,7 +40,11 @@ class _Record(Struct, eq=False):
     quarantined: dict[tuple[str, int, str], Quarantined] = field(default_factory=dict)
 
     def view(self, step_ids: Iterable[str]) -> JobView:
-        return JobView(self.job, self.protocol, {s: self.steps[s] for s in step_ids if s in self.steps})
+        asked = frozenset(step_ids)
+        return JobView(self.job, self.protocol, {s: self.steps[s] for s in asked if s in self.steps}, asked)
+
+    def whole_view(self) -> JobView:
+        return JobView(self.job, self.protocol, dict(self.steps))
 
     def pending_rows(self) -> Iterable[OutboxRow]:
         return (row for row in self.outbox.values() if row.status is OutboxStatus.PENDING)
@@ -56,6 +64,7 @@ class MemoryLedger(GroupCommit, MemoryVersions):
         self._pending: dict[tuple[str, str], OutboxRow] = {}
         self._keys: dict[tuple[str, str], IdempotencyRow] = {}
         self._counters: dict[str, int] = {}
+        self._reviews = MemoryReviews()
 
     # Ledger
 
@@ -95,6 +104,8 @@ class MemoryLedger(GroupCommit, MemoryVersions):
         record.steps.update((step.step_id, step) for step in decision.steps)
         record.attempts.update(((a.step_id, a.attempt.attempt_no), a) for a in decision.attempts)
         record.events.extend(decision.events)
+        for review in decision.reviews:
+            self._reviews.put(review)
         for item in decision.quarantined:
             record.quarantined.setdefault((item.step_id, item.attempt_no, item.lease_id), item)
         self._index(record, decision)
@@ -116,11 +127,9 @@ class MemoryLedger(GroupCommit, MemoryVersions):
             if not self._counters[counter]:
                 del self._counters[counter]
 
-    async def load(self, job_id: str, step_id: str | None = None) -> JobView | None:
+    async def load(self, job_id: str, step_ids: Collection[str] = ()) -> JobView | None:
         record = self._records.get(job_id)
-        if record is None:
-            return None
-        return record.view(record.job.active if step_id is None else (*record.job.active, step_id))
+        return record.view((*record.job.active, *step_ids)) if record is not None else None
 
     async def accepted(self, tenant_id: str, key: str) -> IdempotencyRow | None:
         return self._keys.get((tenant_id, key))
@@ -146,7 +155,7 @@ class MemoryLedger(GroupCommit, MemoryVersions):
 
     async def job(self, job_id: str) -> JobView | None:
         record = self._records.get(job_id)
-        return record.view(record.steps) if record else None
+        return record.whole_view() if record else None
 
     async def jobs(self, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
         below = decode_cursor(cursor) if cursor is not None else len(self._records) + 1
@@ -171,6 +180,18 @@ class MemoryLedger(GroupCommit, MemoryVersions):
 
     async def counters(self) -> dict[str, int]:
         return dict(self._counters)
+
+    async def review(self, review_id: str) -> ReviewItem | None:
+        return self._reviews.find(review_id)
+
+    async def reviews(self, where: ReviewFilter, limit: int, cursor: str | None) -> ReviewPage:
+        return self._reviews.page(where, limit, cursor)
+
+    async def review_groups(self, where: ReviewFilter, limit: int) -> list[ReviewGroup]:
+        return self._reviews.groups(where, limit)
+
+    async def open_reviews(self) -> dict[str, int]:
+        return self._reviews.open()
 
     async def backlog(self) -> Backlog:
         pending: dict[str, int] = {}
@@ -214,6 +235,4 @@ def _matches(record: _Record, where: JobFilter) -> bool:
 
 
 def _blocked_service(record: _Record) -> str | None:
-    blocked = record.job.blocked
-    spec = record.protocol.step(blocked.step_id) if blocked and blocked.step_id else None
-    return spec.service if spec else None
+    return record.job.blocked.service if record.job.blocked else None

@@ -11,6 +11,7 @@ from lucius.adapters.sqlite import rows
 from lucius.adapters.sqlite.batch import Batch, find_key
 from lucius.adapters.sqlite.live import Mirror
 from lucius.adapters.sqlite.queries import SqliteReader
+from lucius.adapters.sqlite.reviews import SqliteReviews
 from lucius.adapters.sqlite.schema import MIGRATIONS, Migration
 from lucius.adapters.sqlite.store import Store
 from lucius.adapters.sqlite.versions import SqliteVersions
@@ -26,8 +27,8 @@ _LIVE_JOBS = """
 """
 
 
-class SqliteLedger(GroupCommit, SqliteReader, SqliteVersions):
-    """Implements Ledger, Reader and ProtocolStore."""
+class SqliteLedger(GroupCommit, SqliteReader, SqliteReviews, SqliteVersions):
+    """Implements Ledger, Reader, ReviewReader and ProtocolStore."""
 
     def __init__(self, store: Store) -> None:
         GroupCommit.__init__(self)

@@ -9,18 +9,19 @@ import hashlib
 import msgspec
 from msgspec.structs import replace
 
-from lucius.core import tasks
+from lucius.core import reviews, tasks
 from lucius.core.decision import CallbackReply, Refused, Reply
 from lucius.core.draft import Draft
 from lucius.core.inputs import Ack, Failed, Heartbeat, Succeeded
 from lucius.core.model import TIMED_OUT, Disposition, Instant, JobStatus, Quarantined, Step, StepStatus
+from lucius.core.protocol import spec_id
 
 ServiceSaid = Ack | Heartbeat | Succeeded | Failed
 RUNNING = frozenset({StepStatus.DISPATCHING, StepStatus.INITIATED, StepStatus.PROCESSING})
 
 
 def receive(draft: Draft, said: ServiceSaid) -> Reply:
-    step = draft.steps.get(said.step_id)
+    step = draft.find(said.step_id) if spec_id(said.step_id) in draft.protocol.plan.places else None
     if step is None:
         return Refused("STEP_NOT_FOUND", f"job {draft.job.job_id} has no started step {said.step_id}")
     if (said.attempt_no, said.lease_id) != (step.attempt.attempt_no, step.attempt.lease_id):
@@ -70,7 +71,7 @@ def _ack(draft: Draft, step: Step, said: Ack) -> None:
 
 def _heartbeat(draft: Draft, step: Step, said: Heartbeat) -> None:
     step = tasks.imply_pick_up(draft, step)
-    lease = draft.now + tasks.lease_ms(draft, tasks.spec_of(draft, step))
+    lease = draft.now + tasks.lease_ms(draft, draft.spec(step))
     progress = said.progress if said.progress is not None else step.attempt.progress
     extended = max(lease, step.attempt.lease_expires_at or 0)
     extra = said.extra or step.attempt.extra  # an applied heartbeat leaves no event to keep them in
@@ -91,6 +92,7 @@ def _stale(draft: Draft, step: Step, said: ServiceSaid) -> Reply:
             artifact_refs=said.artifact_refs,
         )
         draft.quarantine(item)
+        reviews.ask_about_stale(draft, step, item)
     _record(draft, step, said, Disposition.STALE, quarantined=kept)
     return _reply(draft, Disposition.STALE)
 

@@ -2,12 +2,13 @@
 
 from msgspec.structs import replace
 
-from lucius.core import tasks
-from lucius.core.draft import Draft, step_clock
+from lucius.core import approvals, flow, tasks, waits
+from lucius.core.draft import Draft, current_step_id, step_clock
 from lucius.core.inputs import DeadlinePassed
 from lucius.core.model import (
     AttemptOutcome,
     ErrorInfo,
+    Failure,
     FailureClass,
     Instant,
     JobStatus,
@@ -19,10 +20,10 @@ from lucius.core.model import (
 
 def pass_deadlines(draft: Draft, tick: DeadlinePassed) -> bool:
     """Act on every clock of the job that has run out. False if none has."""
-    if draft.job.deadline is not None and draft.job.deadline <= draft.now:
+    if draft.job.paused is None and draft.job.deadline is not None and draft.job.deadline <= draft.now:
         end_overdue_job(draft)
         return True
-    acted = False
+    acted = bool(draft.ready) and draft.may_go_on()  # a decision before this one had to leave something over
     for step in draft.active_steps():
         if draft.job.live:
             acted |= _look_at(draft, step, tick)
@@ -30,11 +31,11 @@ def pass_deadlines(draft: Draft, tick: DeadlinePassed) -> bool:
 
 
 def _look_at(draft: Draft, step: Step, tick: DeadlinePassed) -> bool:
-    due, resumed_at = step_clock(step), tick.resumed_at
+    due, resumed_at = step_clock(step, draft.job.paused is not None), tick.resumed_at
     looked_at = draft.now if tick.as_of is None else tick.as_of
     if due is None or due > looked_at:
         return False
-    attempt, spec = step.attempt, tasks.spec_of(draft, step)
+    attempt, spec = step.attempt, draft.spec(step)
     match step.status:
         case StepStatus.INITIATED:
             period = spec.ack_timeout_ms or draft.env.defaults.ack_timeout_ms
@@ -50,6 +51,10 @@ def _look_at(draft: Draft, step: Step, tick: DeadlinePassed) -> bool:
                 _extend(draft, step, lease_expires_at=fresh)
             else:
                 tasks.time_out(draft, step, AttemptOutcome.LEASE_EXPIRED)
+        case StepStatus.WAITING:
+            waits.time_passed(draft, step)
+        case StepStatus.AWAITING_APPROVAL:
+            approvals.time_out(draft, step)
         case _:
             tasks.dispatch_again(draft, step)
     return True
@@ -75,7 +80,10 @@ def end_overdue_job(draft: Draft) -> None:
     """The job's time is up: fence what runs and end it."""
     error = ErrorInfo("JOB_TIMEOUT", "the job did not finish within its protocol's timeout")
     cancelling = draft.cancelling
+    draft.require(draft.scopes)
     status = StepStatus.CANCELLED if cancelling else StepStatus.FAILED_FINAL
+    at = current_step_id(draft.job, draft.steps)
     for step in draft.active_steps():
         tasks.fence(draft, step, status, AttemptOutcome.JOB_TIMEOUT, error, FailureClass.NON_RETRYABLE)
-    tasks.end_job(draft, JobStatus.CANCELLED if cancelling else JobStatus.FAILED_FINAL, error)
+    failure = Failure(at, error, FailureClass.NON_RETRYABLE, AttemptOutcome.JOB_TIMEOUT)
+    flow.end_job(draft, JobStatus.CANCELLED if cancelling else JobStatus.FAILED_FINAL, failure)

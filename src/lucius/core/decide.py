@@ -3,36 +3,36 @@
 from collections.abc import Sequence
 from typing import assert_never
 
-from lucius.core import callbacks, deadlines, tasks
+from lucius.core import approvals, callbacks, control, deadlines, tasks, turns, waits
 from lucius.core.decision import Applied, Decision, Env, Ignored, JobView, Refused, Reply
 from lucius.core.draft import Draft, counted, unacked_counter
 from lucius.core.inputs import (
     Ack,
+    Adopt,
     Cancel,
+    CastVote,
+    Compensate,
     DeadlinePassed,
+    Discard,
     Failed,
+    GiveSignal,
     HandedOver,
     HandOverFailed,
     HandOverReleased,
     HandOverStarted,
     Heartbeat,
     Input,
+    Pause,
     Repair,
+    Resume,
+    Retry,
     RetryHandOver,
+    Skip,
     Start,
     Submit,
     Succeeded,
 )
-from lucius.core.model import (
-    WITH_SERVICE,
-    AttemptOutcome,
-    CancelRequest,
-    Instant,
-    Job,
-    JobStatus,
-    Step,
-    StepStatus,
-)
+from lucius.core.model import AttemptOutcome, Instant, Job, JobStatus, Step, StepStatus, Token
 
 __all__ = ["counted", "decide", "decide_all", "unacked_counter"]
 
@@ -45,10 +45,17 @@ def decide(view: JobView | None, happened: Input, now: Instant, env: Env) -> Dec
 def decide_all(view: JobView | None, inputs: Sequence[Input], now: Instant, env: Env) -> Decision:
     """Several inputs at one instant, folded into one decision and hence one commit."""
     draft = Draft(view, now, env)
-    replies = tuple(_decide(draft, happened) for happened in inputs)
+    replies = tuple([_decide_and_settle(draft, happened) for happened in inputs])
     if not draft.exists:
         raise ValueError("a job that does not exist can only be submitted")
     return draft.finish(replies)
+
+
+def _decide_and_settle(draft: Draft, happened: Input) -> Reply:
+    reply = _decide(draft, happened)
+    if draft.exists:
+        turns.settle(draft)
+    return reply
 
 
 def _decide(draft: Draft, happened: Input) -> Reply:
@@ -72,7 +79,25 @@ def _decide(draft: Draft, happened: Input) -> Reply:
         case DeadlinePassed():
             return _deadline_passed(draft, happened)
         case Cancel():
-            return _cancel(draft, happened)
+            return control.cancel(draft, happened)
+        case Pause():
+            return control.pause(draft, happened)
+        case Resume():
+            return control.resume(draft, happened)
+        case GiveSignal():
+            return waits.receive(draft, happened)
+        case CastVote():
+            return approvals.receive(draft, happened)
+        case Retry():
+            return control.retry(draft, happened)
+        case Skip():
+            return control.skip(draft, happened)
+        case Compensate():
+            return control.compensate(draft, happened)
+        case Adopt():
+            return control.adopt(draft, happened)
+        case Discard():
+            return control.discard(draft, happened)
         case RetryHandOver():
             return _retry_hand_over(draft, happened)
         case Repair():
@@ -99,6 +124,7 @@ def _submit(draft: Draft, asked: Submit) -> Reply:
     )
     draft.create(job, asked.protocol)
     draft.caps = asked.caps
+    draft.ready.append(Token(asked.protocol.steps[0].step_id))
     draft.emit("JOB_ACCEPTED", by=asked.command.submitted_by, protocol_version=asked.protocol.version)
     return Applied()
 
@@ -107,7 +133,8 @@ def _start(draft: Draft) -> Reply:
     if draft.job.status is not JobStatus.QUEUED:
         return Ignored("the job has started already")
     draft.change_job(status=JobStatus.DISPATCHING)
-    tasks.begin(draft, draft.protocol.steps[0])
+    if not draft.ready:
+        draft.ready.append(Token(draft.protocol.steps[0].step_id))
     return Applied()
 
 
@@ -122,7 +149,7 @@ def _current(draft: Draft, about: HandOverStarted | HandOverReleased | HandedOve
 
 def _hand_over_started(draft: Draft, report: HandOverStarted) -> Reply:
     step = _current(draft, report)
-    if step is None or step.attempt.claimed_at is not None or draft.cancelling:
+    if step is None or step.attempt.claimed_at is not None or draft.cancelling or draft.job.paused is not None:
         return Ignored("this attempt does not wait to be handed over")
     draft.caps = (*draft.caps, *report.caps)
     tasks.claim(draft, step)
@@ -136,13 +163,13 @@ def _hand_over_released(draft: Draft, report: HandOverReleased) -> Reply:
     released = tasks.release(draft, step)
     if draft.cancelling:
         tasks.fence(draft, released, StepStatus.CANCELLED, AttemptOutcome.WITHDRAWN, None)
-        tasks.end_if_cancelled(draft)
     return Applied()
 
 
 def _handed_over(draft: Draft, report: HandedOver) -> Reply:
     step = _current(draft, report)
-    if step is None:
+    held = draft.job.paused is not None and step is not None and step.attempt.claimed_at is None
+    if step is None or held:
         return Ignored("this attempt does not wait to be handed over")
     draft.caps = (*draft.caps, *report.caps)
     tasks.hand_over(draft, step)
@@ -166,29 +193,13 @@ def _deadline_passed(draft: Draft, tick: DeadlinePassed) -> Reply:
     return Applied() if deadlines.pass_deadlines(draft, tick) else Ignored("nothing is due")
 
 
-def _cancel(draft: Draft, asked: Cancel) -> Reply:
-    job = draft.job
-    if job.status in (JobStatus.CANCELLING, JobStatus.CANCELLED):
-        return Ignored("the job is cancelled already")
-    if not job.live:
-        return Refused("JOB_TERMINAL", f"job {job.job_id} has ended {job.status} and cannot be cancelled")
-    request = CancelRequest(asked.by, draft.now, asked.reason)
-    draft.change_job(status=JobStatus.CANCELLING, cancel=request)
-    draft.emit("CANCEL_REQUESTED", by=asked.by, reason=asked.reason)
-    for step in draft.active_steps():
-        if step.status not in WITH_SERVICE and step.attempt.claimed_at is None:
-            tasks.fence(draft, step, StepStatus.CANCELLED, AttemptOutcome.WITHDRAWN, None)
-    tasks.end_if_cancelled(draft)
-    return Applied()
-
-
 def _retry_hand_over(draft: Draft, asked: RetryHandOver) -> Reply:
     waiting = [
         step
         for step in draft.active_steps()
         if step.status is StepStatus.FAILED_RETRY and step.attempt.outcome is AttemptOutcome.HANDOVER_FAILED
     ]
-    if not waiting or draft.cancelling:
+    if not waiting or draft.cancelling or draft.job.paused is not None:
         return Ignored("no step waits after a failed hand-over")
     steps = [step.step_id for step in waiting]
     draft.emit("HANDOVER_RETRY_REQUESTED", by=asked.by, reason=asked.reason, steps=steps)

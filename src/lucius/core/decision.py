@@ -1,6 +1,7 @@
 """What `decide` answers: the next value of everything that changed, and what the caller is told."""
 
 from collections.abc import Callable
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -14,9 +15,11 @@ from lucius.core.model import (
     Millis,
     OutboxRow,
     Quarantined,
+    ReviewItem,
     Step,
 )
 from lucius.core.protocol import Protocol
+from lucius.core.tools import ToolError, Tools
 
 
 class Defaults(Struct, frozen=True, kw_only=True):
@@ -29,20 +32,50 @@ class Defaults(Struct, frozen=True, kw_only=True):
     topic_layout: str = "shared"
 
 
+class NoTools:
+    """For protocols without expressions."""
+
+    def names(self, expression: str) -> frozenset[str]:
+        raise ToolError("this deployment evaluates no expressions")
+
+    def evaluate(self, expression: str, values: Any) -> Any:
+        raise ToolError("this deployment evaluates no expressions")
+
+    names_in = names
+    render = evaluate
+
+    def faults(self, schema: Any, value: Any) -> list[str]:
+        raise ToolError("this deployment checks no schemas")
+
+
 class Env(Struct, frozen=True):
-    """What a decision must be given: deployment defaults, fresh ids, and jitter in [0, 1)."""
+    """What a decision must be given: deployment defaults, fresh ids, jitter in [0, 1), and tools out of libraries."""
 
     new_id: Callable[[], str]
     jitter: Callable[[], float]
     defaults: Defaults = Defaults()
+    tools: Tools = NoTools()
 
 
 class JobView(Struct, frozen=True):
-    """A job's head, its pinned protocol, and the steps that a decision may touch."""
+    """A job's head, its pinned protocol, and the steps that a decision may touch.
+
+    `asked` names the steps that were looked for; one of them that is not in `steps` has not started. None means that
+    all were. Active steps are always there.
+    """
 
     job: Job
     protocol: Protocol
     steps: dict[str, Step]
+    asked: frozenset[str] | None = None
+
+
+class MissingSteps(Exception):
+    """The decision touches steps that it was not given: load them too and decide anew."""
+
+    def __init__(self, step_ids: frozenset[str]) -> None:
+        super().__init__(f"a decision needs {', '.join(sorted(step_ids))}")
+        self.step_ids = step_ids
 
 
 class Applied(Struct, frozen=True):
@@ -93,6 +126,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     outbox: tuple[OutboxRow, ...] = ()
     events: tuple[Event, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
+    reviews: tuple[ReviewItem, ...] = ()
     counters: dict[str, int] = field(default_factory=dict)
     caps: tuple[Cap, ...] = ()
     changes: bool = True

@@ -1,12 +1,15 @@
 """The working copy of one decision: collects changes, refuses illegal transitions, derives what can be derived."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import replace
 
-from lucius.core.decision import Decision, EndedAttempt, Env, JobView, Reply
+from lucius.core.chain import link
+from lucius.core.decision import Decision, EndedAttempt, Env, JobView, MissingSteps, Reply
 from lucius.core.inputs import Cap
 from lucius.core.model import (
+    NEVER,
     TERMINAL_STEP,
     Blocked,
     BlockedReason,
@@ -17,16 +20,24 @@ from lucius.core.model import (
     OutboxRow,
     OutboxStatus,
     Quarantined,
+    ReviewItem,
+    Scope,
     Step,
     StepStatus,
+    Token,
 )
-from lucius.core.protocol import Protocol
+from lucius.core.protocol import CONTAINERS, Protocol, StepSpec, items_of, spec_id
 from lucius.core.routing import topic
 from lucius.core.transitions import JOB_ARROWS, STEP_ARROWS
 
 
 class IllegalTransition(AssertionError):
     """A rule of the core is wrong. Never the caller's fault."""
+
+
+MAX_ROWS = 40
+"""What one decision may touch. What does not fit goes on in the next one, at once."""
+_ROWS_OF_A_TURN = 9
 
 
 class Draft:
@@ -40,24 +51,66 @@ class Draft:
         self.exists = view is not None
         self.steps: dict[str, Step] = {}
         self.caps: tuple[Cap, ...] = ()
+        self.ready: list[Token] = []
+        self.scopes: dict[str, Scope] = {}
+        self._asked: frozenset[str] | None = None
         self._seq = 0
+        self._hash = ""
         self._changed: dict[str, Step] = {}
         self._ended: list[EndedAttempt] = []
         self._rows: dict[str, OutboxRow] = {}
         self._events: list[Event] = []
         self._quarantined: list[Quarantined] = []
+        self._reviews: dict[str, ReviewItem] = {}
         self._moved = False
         if view is not None:
             self.job, self.protocol = view.job, view.protocol
             self.steps = dict(view.steps)
-            self._seq = view.job.event_seq
+            self._asked = view.asked
+            self._seq, self._hash = view.job.event_seq, view.job.event_hash
+            self.ready.extend(view.job.ready)
+            self.scopes = {scope.container: scope for scope in view.job.scopes}
+
+    # What is known
 
     @property
     def cancelling(self) -> bool:
-        return self.job.status is JobStatus.CANCELLING
+        """Being cancelled, and not (any more) undoing what was done."""
+        return self.job.status is JobStatus.CANCELLING and self.job.compensation is None
+
+    def may_go_on(self) -> bool:
+        """Whether what is ready may start in this decision."""
+        job = self.job
+        if not job.live or job.paused is not None or job.status is JobStatus.QUEUED or self.cancelling:
+            return False
+        touched = len(self._changed) + len(self._ended) + len(self._rows) + len(self._events) + len(self._reviews)
+        return touched + _ROWS_OF_A_TURN <= MAX_ROWS
 
     def active_steps(self) -> list[Step]:
         return [self.steps[step_id] for step_id in self.job.active]
+
+    def require(self, step_ids: Iterable[str]) -> None:
+        """Have all of these at hand, so that what is missing is loaded at once and not one by one."""
+        if self._asked is None:
+            return
+        missing = frozenset(s for s in step_ids if s not in self.steps and s not in self._asked)
+        if missing:
+            raise MissingSteps(missing)
+
+    def find(self, step_id: str) -> Step | None:
+        """The step's record, of whichever run; None if it never started."""
+        self.require((step_id,))
+        return self.steps.get(step_id)
+
+    def current(self, step_id: str) -> Step | None:
+        """The step as it stands in this run: what an earlier run did to be redone by this one does not count."""
+        step = self.find(step_id)
+        return step if step is not None and counts(self.job, step) else None
+
+    def spec(self, step: Step) -> StepSpec:
+        return self.protocol.plan.places[spec_id(step.step_id)].spec
+
+    # What changes
 
     def create(self, job: Job, protocol: Protocol) -> None:
         self.job, self.protocol = job, protocol
@@ -69,16 +122,36 @@ class Draft:
             raise IllegalTransition(f"job {self.job.status} -> {status}")
         self.job, self._moved = replace(self.job, **fields), True
 
+    def refresh_status(self) -> None:
+        """The state of a live job follows from its steps."""
+        status = live_status(self.job, self.steps, bool(self.ready))
+        if status is not self.job.status:
+            self.change_job(status=status)
+
     def start_step(self, step: Step) -> None:
-        """A step's first attempt. Until now it was PENDING and had no record."""
-        if step.step_id in self.steps:
+        """A step's turn has come: for the first time, in another visit, or in another run."""
+        old = self.steps.get(step.step_id)
+        if old is not None and (old.run_no, old.visit, old.attempt.attempt_no) >= (
+            step.run_no,
+            step.visit,
+            step.attempt.attempt_no,
+        ):
             raise IllegalTransition(f"step {step.step_id} has started already")
+        before = old.status if old is not None else StepStatus.PENDING
+        if (before, step.status) not in STEP_ARROWS or (old is not None and before not in TERMINAL_STEP):
+            raise IllegalTransition(f"step {step.step_id} {before} -> {step.status}")
         self._put(step)
+        active = self.job.active
+        if step.status in TERMINAL_STEP:
+            self._ended.append(EndedAttempt(step.step_id, step.attempt))
+        elif step.kind not in CONTAINERS:
+            active = (*active, step.step_id)
         self.job = replace(
             self.job,
-            active=(*self.job.active, step.step_id),
+            active=active,
             current_step_id=step.step_id,
             attempts_total=self.job.attempts_total + 1,
+            under_way=self.job.under_way or step.status is not StepStatus.DISPATCHING,
         )
 
     def change_step(self, step: Step, **fields: Any) -> Step:
@@ -87,7 +160,7 @@ class Draft:
             self._check_arrow(step, status, fields)
         changed = replace(step, updated_at=self.now, **fields)
         self._put(changed)
-        if changed.status in TERMINAL_STEP:
+        if changed.status in TERMINAL_STEP and step.status not in TERMINAL_STEP:
             self._ended.append(EndedAttempt(step.step_id, changed.attempt))
             self.job = replace(self.job, active=tuple(s for s in self.job.active if s != step.step_id))
         return changed
@@ -96,7 +169,7 @@ class Draft:
         same_attempt = "attempt" not in fields or fields["attempt"].attempt_no == step.attempt.attempt_no
         if status is step.status and same_attempt:
             return
-        if (step.status, status) not in STEP_ARROWS:
+        if (step.status, status) not in STEP_ARROWS or step.status in TERMINAL_STEP:
             raise IllegalTransition(f"step {step.step_id} {step.status} -> {status}")
 
     def supersede(self, step: Step) -> None:
@@ -110,6 +183,8 @@ class Draft:
 
     def put_row(self, step: Step, status: OutboxStatus, next_attempt_at: Instant | None = None) -> None:
         attempt, routing = step.attempt, step.attempt.routing
+        if status is OutboxStatus.PENDING and self.job.paused is not None and attempt.claimed_at is None:
+            next_attempt_at = NEVER  # nothing new goes out until resume
         self._rows[attempt.outbox_id] = OutboxRow(
             outbox_id=attempt.outbox_id,
             job_id=step.job_id,
@@ -133,25 +208,36 @@ class Draft:
         if step is not None:
             step_id = step.step_id
             attempt_no = step.attempt.attempt_no if attempt_no is None else attempt_no
-        self._events.append(Event(self.job.job_id, self._seq, type_, self.now, step_id, attempt_no, data))
+        event = Event(self.job.job_id, self._seq, type_, self.now, step_id, attempt_no, data)
+        self._hash = link(self._hash, event)
+        self._events.append(replace(event, hash=self._hash))
 
     def quarantine(self, item: Quarantined) -> None:
         self._quarantined.append(item)
 
+    def put_review(self, item: ReviewItem) -> None:
+        self._reviews[item.review_id] = item
+
+    # The outcome
+
     def finish(self, replies: tuple[Reply, ...]) -> Decision:
-        changes = self._moved or bool(self._events) or bool(self._quarantined)
+        self._keep_flow()
+        changes = self._moved or bool(self._events) or bool(self._quarantined) or bool(self._reviews)
         job = self.job
         if self._moved:
+            self.refresh_status()
             job = replace(
-                job,
+                self.job,
                 version=job.version + 1,
                 event_seq=self._seq,
+                event_hash=self._hash,
                 updated_at=self.now,
-                due_at=due_at(job, self.steps),
-                blocked=blocked(job, self.steps),
+                current_step_id=current_step_id(self.job, self.steps),
+                due_at=due_at(self.job, self.steps, self.now),
+                blocked=blocked(self.job, self.steps),
             )
         elif changes:
-            job = replace(job, version=job.version + 1, event_seq=self._seq)
+            job = replace(job, version=job.version + 1, event_seq=self._seq, event_hash=self._hash)
         return Decision(
             job=job,
             replies=replies,
@@ -162,10 +248,16 @@ class Draft:
             outbox=tuple(self._rows.values()),
             events=tuple(self._events),
             quarantined=tuple(self._quarantined),
+            reviews=tuple(self._reviews.values()),
             counters=self._counter_moves() if self._moved else {},
             caps=self.caps,
             changes=changes,
         )
+
+    def _keep_flow(self) -> None:
+        ready, scopes = tuple(self.ready), tuple(self.scopes.values())
+        if ready != self.job.ready or scopes != self.job.scopes:
+            self.job, self._moved = replace(self.job, ready=ready, scopes=scopes), True
 
     def _counter_moves(self) -> dict[str, int]:
         """The difference that `counted` would show: whether the job is live, and the changed steps."""
@@ -181,6 +273,11 @@ class Draft:
                 counter = unacked_counter(step.service)
                 moves[counter] = moves.get(counter, 0) + by
         return {counter: by for counter, by in moves.items() if by}
+
+
+def counts(job: Job, step: Step) -> bool:
+    """Whether a step's record is of this run, or of an earlier one whose work this run keeps."""
+    return step.run_no == job.run_no or step.index < job.kept_below
 
 
 def is_unacked(step: Step) -> bool:
@@ -215,7 +312,7 @@ def unacked_counter(service: str) -> str:
     return f"unacked/{service}"
 
 
-def step_clock(step: Step) -> Instant | None:
+def step_clock(step: Step, paused: bool = False) -> Instant | None:
     """The instant at which this step must be looked at, if nothing happens before."""
     attempt = step.attempt
     match step.status:
@@ -223,35 +320,106 @@ def step_clock(step: Step) -> Instant | None:
             return attempt.ack_deadline
         case StepStatus.PROCESSING:
             return min(t for t in (attempt.lease_expires_at, attempt.hard_deadline) if t is not None)
-        case StepStatus.FAILED_RETRY:
+        case StepStatus.FAILED_RETRY if not paused:
             return step.retry_at
+        case StepStatus.WAITING | StepStatus.AWAITING_APPROVAL if not paused:
+            return step.wake_at
         case _:
             return None
 
 
-def due_at(job: Job, steps: dict[str, Step]) -> Instant | None:
+def live_status(job: Job, steps: dict[str, Step], ready: bool) -> JobStatus:
+    """The state of a job as its steps have it; QUEUED, CANCELLING and the ends are said, not derived."""
+    if not job.live or job.status in (JobStatus.CANCELLING, JobStatus.QUEUED):
+        return job.status
+    if job.paused is not None:
+        return JobStatus.PAUSED
+    if not job.under_way and job.status is not JobStatus.IN_PROGRESS:
+        return JobStatus.DISPATCHING
+    if not ready and job.active:
+        states = {steps[step_id].status for step_id in job.active}
+        if StepStatus.AWAITING_APPROVAL in states and states <= _IDLE:
+            return JobStatus.WAITING_APPROVAL
+    return JobStatus.IN_PROGRESS
+
+
+_IDLE = frozenset({StepStatus.AWAITING_APPROVAL, StepStatus.WAITING})
+
+
+def due_at(job: Job, steps: dict[str, Step], now: Instant) -> Instant | None:
     if not job.live:
         return None
+    paused = job.paused is not None
     if job.status is JobStatus.QUEUED:
         return job.created_at
-    clocks = [job.deadline, *(step_clock(steps[step_id]) for step_id in job.active)]
-    return min((clock for clock in clocks if clock is not None), default=None)
+    if job.ready and not paused:
+        return now  # this decision had to leave something over
+    clocks = [None if paused else job.deadline, *(step_clock(steps[step_id], paused) for step_id in job.active)]
+    first = min((clock for clock in clocks if clock is not None), default=None)
+    if first is None and any(steps[step_id].status is StepStatus.DISPATCHING for step_id in job.active):
+        return None  # its outbox row is what brings it forward
+    return NEVER if first is None else first
+
+
+def by_index(step: Step) -> tuple[int, tuple[int, ...]]:
+    return step.index, items_of(step.step_id)
+
+
+def current_step_id(job: Job, steps: dict[str, Step]) -> str | None:
+    """With several active steps, the first in the protocol's order; with none, the one that was current last."""
+    match job.active:
+        case ():
+            return job.current_step_id
+        case (only,):
+            return only
+        case several:
+            return min((steps[step_id] for step_id in several), key=by_index).step_id
+
+
+_REASONS = {
+    StepStatus.INITIATED: BlockedReason.ACK,
+    StepStatus.PROCESSING: BlockedReason.RESULT,
+    StepStatus.FAILED_RETRY: BlockedReason.RETRY,
+    StepStatus.AWAITING_APPROVAL: BlockedReason.APPROVAL,
+}
 
 
 def blocked(job: Job, steps: dict[str, Step]) -> Blocked | None:
     if not job.live:
         return None
+    if job.paused is not None:
+        reason = BlockedReason.REVIEW if job.paused.on_review else BlockedReason.PAUSED
+        return Blocked(reason, job.paused.at, None, job.current_step_id)
     if not job.active:
-        return Blocked(BlockedReason.ENGINE, job.created_at)
-    step = steps[job.active[0]]
+        return Blocked(BlockedReason.ENGINE, job.run_started_at or job.created_at)
+    step = _foremost(job, steps)
+    return Blocked(_reason(step), _waits_since(step), step_clock(step), step.step_id, step.service or None)
+
+
+def _foremost(job: Job, steps: dict[str, Step]) -> Step:
+    """The step that says why the job waits: the first in order, but a person's turn before a machine's."""
+    if len(job.active) == 1:
+        return steps[job.active[0]]
+    active = [steps[step_id] for step_id in job.active]
+    awaiting = [step for step in active if step.status is StepStatus.AWAITING_APPROVAL]
+    return min(awaiting if job.status is JobStatus.WAITING_APPROVAL else active, key=by_index)
+
+
+def _reason(step: Step) -> BlockedReason:
+    if step.status is StepStatus.WAITING:
+        return BlockedReason.SIGNAL if step.awaits is not None else BlockedReason.TIMER
+    return _REASONS.get(step.status, BlockedReason.HANDOVER)
+
+
+def _waits_since(step: Step) -> Instant:
     attempt = step.attempt
     match step.status:
         case StepStatus.INITIATED:
-            reason, since = BlockedReason.ACK, attempt.handed_over_at
+            since = attempt.handed_over_at
         case StepStatus.PROCESSING:
-            reason, since = BlockedReason.RESULT, attempt.picked_up_at
+            since = attempt.picked_up_at
         case StepStatus.FAILED_RETRY:
-            reason, since = BlockedReason.RETRY, attempt.ended_at
+            since = attempt.ended_at
         case _:
-            reason, since = BlockedReason.HANDOVER, attempt.created_at
-    return Blocked(reason, since or step.updated_at, step_clock(step), step.step_id)
+            since = attempt.created_at
+    return since or step.updated_at

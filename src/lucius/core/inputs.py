@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from lucius.core.model import Command, ErrorInfo, FailureClass, Instant, Routing
+from lucius.core.model import Command, ErrorInfo, FailureClass, Instant, Quarantined, ReviewItem, Routing
 from lucius.core.protocol import Protocol
 
 
@@ -105,6 +105,79 @@ class Cancel(Struct, frozen=True):
     reason: str = ""
 
 
+class Pause(Struct, frozen=True):
+    by: str
+    reason: str = ""
+
+
+class Resume(Struct, frozen=True):
+    by: str
+    reason: str = ""
+
+
+class GiveSignal(Struct, frozen=True):
+    """Something outside has happened that a wait step may be waiting for, now or later."""
+
+    name: str
+    by: str
+    payload: Any = None
+    reason: str = ""
+
+
+class CastVote(Struct, frozen=True, kw_only=True):
+    """A person approves or rejects. `groups` are those that their key names."""
+
+    step_id: str
+    approves: bool
+    by: str
+    groups: tuple[str, ...] = ()
+    comment: str = ""
+
+
+class Retry(Struct, frozen=True, kw_only=True):
+    """A new run of an ended job, from the step that failed or from an earlier one."""
+
+    by: str
+    reason: str = ""
+    from_step: str | None = None
+    caps: tuple[Cap, ...] = ()
+
+
+class Skip(Struct, frozen=True, kw_only=True):
+    """A new run in which the failed step counts as done, with this result."""
+
+    by: str
+    reason: str = ""
+    result: Any = None
+    caps: tuple[Cap, ...] = ()
+
+
+class Compensate(Struct, frozen=True, kw_only=True):
+    """Undo what completed steps did, or go on with undoing it."""
+
+    by: str
+    reason: str = ""
+    caps: tuple[Cap, ...] = ()
+
+
+class Adopt(Struct, frozen=True, kw_only=True):
+    """Take a quarantined success as the step's result instead of paying for it again."""
+
+    kept: Quarantined
+    by: str
+    reason: str = ""
+    item: ReviewItem | None = None
+    caps: tuple[Cap, ...] = ()
+
+
+class Discard(Struct, frozen=True, kw_only=True):
+    """Close a review item without doing anything about it."""
+
+    item: ReviewItem
+    by: str
+    reason: str = ""
+
+
 class RetryHandOver(Struct, frozen=True):
     """An operator wants steps that wait after a failed hand-over to be tried now."""
 
@@ -131,6 +204,15 @@ Input = (
     | Failed
     | DeadlinePassed
     | Cancel
+    | Pause
+    | Resume
+    | GiveSignal
+    | CastVote
+    | Retry
+    | Skip
+    | Compensate
+    | Adopt
+    | Discard
     | RetryHandOver
     | Repair
 )

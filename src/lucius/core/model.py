@@ -12,6 +12,9 @@ from msgspec import Struct, field
 Instant = int
 Millis = int
 
+NEVER: Instant = 2**62
+"""The clock of a job that waits for the outside and for nothing else."""
+
 
 class Mode(StrEnum):
     DEFAULT = "DEFAULT"
@@ -23,6 +26,8 @@ class JobStatus(StrEnum):
     QUEUED = "QUEUED"
     DISPATCHING = "DISPATCHING"
     IN_PROGRESS = "IN_PROGRESS"
+    WAITING_APPROVAL = "WAITING_APPROVAL"
+    PAUSED = "PAUSED"
     CANCELLING = "CANCELLING"
     SUCCEEDED = "SUCCEEDED"
     FAILED_FINAL = "FAILED_FINAL"
@@ -38,6 +43,8 @@ class StepStatus(StrEnum):
     INITIATED = "INITIATED"
     PROCESSING = "PROCESSING"
     FAILED_RETRY = "FAILED_RETRY"
+    WAITING = "WAITING"
+    AWAITING_APPROVAL = "AWAITING_APPROVAL"
     SUCCEEDED = "SUCCEEDED"
     FAILED_FINAL = "FAILED_FINAL"
     CANCELLED = "CANCELLED"
@@ -65,7 +72,8 @@ class FailureClass(StrEnum):
 
 
 class AttemptOutcome(StrEnum):
-    """How an attempt ended. Only FAILED and SUCCEEDED were said by a service; the rest we concluded."""
+    """How an attempt ended. Only SUCCEEDED, FAILED and REJECTED were said by a service or a person; the rest we
+    concluded."""
 
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
@@ -76,6 +84,8 @@ class AttemptOutcome(StrEnum):
     JOB_TIMEOUT = "JOB_TIMEOUT"
     WITHDRAWN = "WITHDRAWN"
     REPAIRED = "REPAIRED"
+    REJECTED = "REJECTED"
+    FENCED = "FENCED"
 
 
 TIMED_OUT = frozenset({AttemptOutcome.ACK_TIMEOUT, AttemptOutcome.LEASE_EXPIRED, AttemptOutcome.STEP_TIMEOUT})
@@ -94,7 +104,29 @@ class BlockedReason(StrEnum):
     ACK = "ACK"
     RESULT = "RESULT"
     RETRY = "RETRY"
+    TIMER = "TIMER"
+    SIGNAL = "SIGNAL"
+    APPROVAL = "APPROVAL"
+    PAUSED = "PAUSED"
+    REVIEW = "REVIEW"
     ENGINE = "ENGINE"
+
+
+class ReviewKind(StrEnum):
+    """Why a person must look: a job failed for good, a side effect may need undoing, the bus refused a message for
+    good, a fenced attempt succeeded after all."""
+
+    JOB_FAILED = "JOB_FAILED"
+    COMPENSATION = "COMPENSATION"
+    POISON = "POISON"
+    STALE_RESULT = "STALE_RESULT"
+
+
+class ReviewStatus(StrEnum):
+    OPEN = "OPEN"
+    REPROCESSED = "REPROCESSED"
+    RESOLVED = "RESOLVED"
+    DISCARDED = "DISCARDED"
 
 
 class ErrorInfo(Struct, frozen=True, omit_defaults=True):
@@ -140,6 +172,7 @@ class Blocked(Struct, frozen=True, omit_defaults=True):
     since: Instant
     until: Instant | None = None
     step_id: str | None = None
+    service: str | None = None
 
 
 class CancelRequest(Struct, frozen=True, omit_defaults=True):
@@ -171,6 +204,25 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: ErrorInfo | None = None
     digest: str | None = None
     extra: dict[str, Any] | None = None
+    idempotency_key: str = ""
+    visit: int = 1
+    adopted_from: int | None = None
+
+
+class Vote(Struct, frozen=True, omit_defaults=True):
+    by: str
+    approves: bool
+    at: Instant
+    comment: str = ""
+
+
+class Request(Struct, frozen=True, omit_defaults=True):
+    """A call or a webhook, rendered once so that every attempt sends the same. Secrets are still names in it."""
+
+    method: str
+    url: str
+    headers: dict[str, str] = field(default_factory=dict)
+    body: Any = None
 
 
 class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -193,6 +245,114 @@ class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
     result: Any = None
     artifact_refs: list[str] = field(default_factory=list)
     last_error: ErrorInfo | None = None
+    visit: int = 1
+    wake_at: Instant | None = None
+    awaits: str | None = None
+    votes: tuple[Vote, ...] = ()
+    request: Request | None = None
+    guard_request: Request | None = None
+    items: list[Any] | None = None
+    before: str | None = None
+    closes: bool = False
+    run_no: int = 1
+
+
+class Failure(Struct, frozen=True, omit_defaults=True):
+    """What made a flow fail."""
+
+    step_id: str | None
+    error: ErrorInfo
+    failure_class: FailureClass | None = None
+    outcome: AttemptOutcome | None = None
+    attempt_no: int | None = None
+
+
+class Token(Struct, frozen=True, omit_defaults=True):
+    """Where a flow stands between two steps: what comes next, inside which container and for which map items.
+
+    `before` is the step whose result counts if the flow ends here. `keeps` lets steps that succeeded in an earlier
+    run stand.
+    """
+
+    target: str
+    container: str | None = None
+    items: tuple[int, ...] = ()
+    before: str | None = None
+    failure: Failure | None = None
+    keeps: bool = False
+
+
+class Scope(Struct, frozen=True, omit_defaults=True):
+    """How far a parallel or a map has come. On the job's head, so that an item's end rewrites no list of items."""
+
+    container: str
+    total: int
+    next: int = 0
+    live: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    keeps: bool = False
+
+
+class Signal(Struct, frozen=True, omit_defaults=True):
+    """A signal that came before anything waited for it."""
+
+    name: str
+    by: str
+    at: Instant
+    payload: Any = None
+
+
+class Pause(Struct, frozen=True, omit_defaults=True):
+    by: str
+    at: Instant
+    reason: str = ""
+    on_review: bool = False
+
+
+class Compensation(Struct, frozen=True, omit_defaults=True):
+    """Steps whose effects are being undone, the last one first. `failed` halts it until a person acts."""
+
+    todo: tuple[str, ...]
+    started_at: Instant
+    by: str
+    failure: Failure | None = None
+    done: tuple[str, ...] = ()
+    failed: str | None = None
+    completed_at: Instant | None = None
+
+
+class Run(Struct, frozen=True, omit_defaults=True):
+    """A pass of the job that has ended, as it ended."""
+
+    run_no: int
+    status: JobStatus
+    started_at: Instant
+    completed_at: Instant
+    error: ErrorInfo | None = None
+
+
+class ReviewItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something a person must look at. `signature` is the same for items that have the same cause."""
+
+    review_id: str
+    job_id: str
+    tenant_id: str
+    request_type: str
+    kind: ReviewKind
+    status: ReviewStatus
+    signature: str
+    created_at: Instant
+    updated_at: Instant
+    run_no: int = 1
+    step_id: str | None = None
+    attempt_no: int | None = None
+    lease_id: str | None = None
+    failure_class: FailureClass | None = None
+    error: ErrorInfo | None = None
+    resolved_by: str | None = None
+    reason: str = ""
+    act: str = ""
 
 
 class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -219,6 +379,21 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: ErrorInfo | None = None
     cancel: CancelRequest | None = None
     completed_at: Instant | None = None
+    event_hash: str = ""
+    under_way: bool = False
+    ready: tuple[Token, ...] = ()
+    scopes: tuple[Scope, ...] = ()
+    paused: Pause | None = None
+    signals: tuple[Signal, ...] = ()
+    failure: Failure | None = None
+    output_step_id: str | None = None
+    compensable: tuple[str, ...] = ()
+    compensation: Compensation | None = None
+    review: ReviewItem | None = None
+    run_started_at: Instant | None = None
+    kept_below: int = 0
+    resume_from: Token | None = None
+    runs: tuple[Run, ...] = ()
 
     @property
     def tenant_id(self) -> str:
@@ -256,6 +431,7 @@ class Event(Struct, frozen=True, omit_defaults=True):
     step_id: str | None = None
     attempt_no: int | None = None
     data: dict[str, Any] = field(default_factory=dict)
+    hash: str = ""
 
 
 class Quarantined(Struct, frozen=True):

@@ -1,77 +1,53 @@
-"""How a task step moves: one function per transition, each on the draft of the decision at hand."""
-
-import hashlib
+"""How a step moves that is dispatched: one function per transition, each on the draft of the decision at hand."""
 
 from msgspec.structs import replace
 
+from lucius.core import calls, flow, reviews
 from lucius.core.draft import Draft
 from lucius.core.inputs import Failed, Succeeded
 from lucius.core.model import (
+    WITH_SERVICE,
     Attempt,
     AttemptOutcome,
     ErrorInfo,
+    Failure,
     FailureClass,
     Instant,
-    JobStatus,
     OutboxStatus,
+    ReviewKind,
     Step,
     StepStatus,
-    message_id,
+    Token,
 )
-from lucius.core.protocol import StepSpec
-from lucius.core.retry import NEVER_RETRIED, delay_before_retry, max_attempts
+from lucius.core.protocol import Place, StepSpec
+from lucius.core.retry import delay_before_retry, is_retried, max_attempts
+from lucius.core.steps import CALLS, new_attempt, new_step
+from lucius.core.tools import ToolError
 
 
-def step_idempotency_key(tenant_id: str, job_id: str, step_id: str) -> str:
-    """The same for every attempt, so that a side effect can be made once however often the step is tried."""
-    return hashlib.sha256("\x1f".join((tenant_id, job_id, step_id)).encode()).hexdigest()
-
-
-def spec_of(draft: Draft, step: Step) -> StepSpec:
-    return draft.protocol.steps[step.index]
-
-
-def begin(draft: Draft, spec: StepSpec) -> None:
-    """PENDING → DISPATCHING: the step's first attempt and its outbox row."""
-    job = draft.job
-    step = Step(
-        job_id=job.job_id,
-        step_id=spec.step_id,
-        index=draft.protocol.index(spec.step_id),
-        kind=spec.kind,
-        step_type=spec.step_type,
-        service=spec.service,
-        status=StepStatus.DISPATCHING,
-        attempt=_new_attempt(draft, spec.step_id, 1),
-        tries=1,
-        idempotency_key=step_idempotency_key(job.tenant_id, job.job_id, spec.step_id),
-        created_at=draft.now,
-        updated_at=draft.now,
-    )
+def begin(draft: Draft, place: Place, token: Token) -> None:
+    """Its turn has come: the step's first attempt of this visit, and its outbox row."""
+    step = new_step(draft, place, token, StepStatus.DISPATCHING)
+    if step.kind in CALLS:
+        try:
+            step = calls.with_requests(draft, place.spec, step)
+        except ToolError as error:
+            flow.fail_at_start(draft, step, ErrorInfo("TEMPLATE_FAILED", str(error)))
+            return
     draft.start_step(step)
     draft.put_row(step, OutboxStatus.PENDING)
     draft.emit("STEP_DISPATCHED", step, lease_id=step.attempt.lease_id)
-
-
-def _new_attempt(draft: Draft, step_id: str, attempt_no: int, outbox_id: str | None = None) -> Attempt:
-    return Attempt(
-        attempt_no=attempt_no,
-        lease_id=draft.env.new_id(),
-        run_no=draft.job.run_no,
-        routing=draft.job.routing,
-        outbox_id=outbox_id or message_id(draft.job.job_id, step_id, attempt_no),
-        created_at=draft.now,
-    )
 
 
 def dispatch_again(draft: Draft, step: Step, *, counts: bool = True) -> None:
     """A new attempt with a new lease. After a failed hand-over its outbox row, still PENDING, is used again."""
     draft.supersede(step)
     reused = step.attempt.outbox_id if step.attempt.outcome is AttemptOutcome.HANDOVER_FAILED else None
+    number, key = step.attempt.attempt_no + 1, step.idempotency_key
     changed = draft.change_step(
         step,
         status=StepStatus.DISPATCHING,
-        attempt=_new_attempt(draft, step.step_id, step.attempt.attempt_no + 1, reused),
+        attempt=new_attempt(draft, step.step_id, number, key, step.visit, outbox_id=reused),
         tries=step.tries + (1 if counts else 0),
         retry_at=None,
     )
@@ -100,13 +76,13 @@ def hand_over(draft: Draft, step: Step) -> Step:
     changed = draft.change_step(step, status=StepStatus.INITIATED, attempt=attempt)
     draft.put_row(changed, OutboxStatus.SENT)
     draft.emit("STEP_HANDED_OVER", changed)
-    if draft.job.status is JobStatus.DISPATCHING:
-        draft.change_job(status=JobStatus.IN_PROGRESS)
+    if not draft.job.under_way:
+        draft.change_job(under_way=True)
     return changed
 
 
 def _ack_deadline(draft: Draft, step: Step) -> Instant:
-    return draft.now + (spec_of(draft, step).ack_timeout_ms or draft.env.defaults.ack_timeout_ms)
+    return draft.now + (draft.spec(step).ack_timeout_ms or draft.env.defaults.ack_timeout_ms)
 
 
 def claim(draft: Draft, step: Step) -> None:
@@ -135,7 +111,7 @@ def imply_pick_up(draft: Draft, step: Step) -> Step:
 
 def pick_up(draft: Draft, step: Step) -> Step:
     """INITIATED → PROCESSING: a service has it, and the lease starts."""
-    spec = spec_of(draft, step)
+    spec = draft.spec(step)
     attempt = replace(
         step.attempt,
         picked_up_at=draft.now,
@@ -150,7 +126,7 @@ def lease_ms(draft: Draft, spec: StepSpec) -> int:
 
 
 def succeed(draft: Draft, step: Step, said: Succeeded, digest: str) -> None:
-    """The step is done: the next one starts, or the job ends."""
+    """The step is done: its flow goes on."""
     attempt = replace(step.attempt, ended_at=draft.now, outcome=AttemptOutcome.SUCCEEDED, digest=digest)
     if step.attempt.outcome is not None:
         attempt = replace(attempt, error=None, failure_class=None)
@@ -164,12 +140,7 @@ def succeed(draft: Draft, step: Step, said: Succeeded, digest: str) -> None:
         retry_at=None,
     )
     draft.emit("STEP_SUCCEEDED", changed)
-    if draft.cancelling:
-        end_if_cancelled(draft)
-    elif following := draft.protocol.after(step.step_id):
-        begin(draft, following)
-    else:
-        end_job(draft, JobStatus.SUCCEEDED)
+    flow.succeeded(draft, changed)
 
 
 def fail_as_reported(draft: Draft, step: Step, said: Failed, digest: str) -> None:
@@ -211,9 +182,9 @@ def _end_attempt(
     retry_after_ms: int | None = None,
 ) -> None:
     """An attempt ended without success: retry, fail for good, or let a cancel through."""
-    spec = spec_of(draft, step)
+    spec = draft.spec(step)
     attempt = replace(step.attempt, ended_at=draft.now, outcome=outcome, failure_class=cause, error=error)
-    retryable = cause not in NEVER_RETRIED
+    retryable = is_retried(spec, cause) and not _may_have_an_effect(spec, outcome)
     if retryable and draft.cancelling:
         _finish_step(draft, step, attempt, StepStatus.CANCELLED, error)
     elif retryable and step.tries < max_attempts(spec, draft.env):
@@ -221,6 +192,11 @@ def _end_attempt(
         _await_retry(draft, step, attempt, error, draft.now + delay)
     else:
         _finish_step(draft, step, attempt, StepStatus.FAILED_FINAL, error)
+
+
+def _may_have_an_effect(spec: StepSpec, outcome: AttemptOutcome) -> bool:
+    """Whether a step that must not be repeated may have left us: then nothing but a person repeats it."""
+    return spec.retry_safety == "NOT_SAFE_TO_RETRY" and outcome is not AttemptOutcome.HANDOVER_FAILED
 
 
 def _await_retry(draft: Draft, step: Step, attempt: Attempt, error: ErrorInfo, retry_at: Instant) -> None:
@@ -253,11 +229,19 @@ def _finish_step(draft: Draft, step: Step, attempt: Attempt, status: StepStatus,
         failure_class=str(attempt.failure_class),
         error_code=error.code,
     )
-    if draft.cancelling:
-        end_if_cancelled(draft)
+    if status is StepStatus.FAILED_FINAL:
+        _go_on_without(draft, changed, attempt, error)
+
+
+def _go_on_without(draft: Draft, step: Step, attempt: Attempt, error: ErrorInfo) -> None:
+    failure = Failure(step.step_id, error, attempt.failure_class, attempt.outcome, attempt.attempt_no)
+    outcome = attempt.outcome or AttemptOutcome.FAILED
+    needs_undoing = attempt.failure_class is FailureClass.COMPENSATION_REQUIRED
+    is_handler = flow.place_of(draft, step).handler_of is not None
+    if not is_handler and (needs_undoing or _may_have_an_effect(draft.spec(step), outcome)):
+        draft.ready.append(Token(flow.UNDO, before=step.step_id, failure=failure))
     else:
-        message = f"step {step.step_id} failed for good on attempt {attempt.attempt_no}: {error.message}"
-        end_job(draft, JobStatus.FAILED_FINAL, ErrorInfo(error.code, message))
+        flow.failed(draft, step, failure)
 
 
 def fence(
@@ -280,22 +264,19 @@ def fence(
         attempt=replace(attempt, claimed_at=None),
         last_error=error or step.last_error,
         retry_at=None,
+        wake_at=None,
         completed_at=draft.now,
     )
     if unsent:
         draft.put_row(changed, OutboxStatus.SENT if claimed else OutboxStatus.WITHDRAWN)
     draft.emit("STEP_CANCELLED" if status is StepStatus.CANCELLED else "STEP_FAILED", changed, cause=str(outcome))
+    if draft.spec(step).retry_safety == "NOT_SAFE_TO_RETRY" and (step.status in WITH_SERVICE or claimed):
+        _ask_about_fenced(draft, changed, outcome)
 
 
-def end_job(draft: Draft, status: JobStatus, error: ErrorInfo | None = None) -> None:
-    draft.change_job(status=status, error=error, completed_at=draft.now)
-    if error:
-        draft.emit(f"JOB_{status}", error_code=error.code)
-    else:
-        draft.emit(f"JOB_{status}")
-
-
-def end_if_cancelled(draft: Draft) -> None:
-    """A cancelled job ends once nothing of it is with a service any more."""
-    if not draft.job.active:
-        end_job(draft, JobStatus.CANCELLED)
+def _ask_about_fenced(draft: Draft, step: Step, outcome: AttemptOutcome) -> None:
+    """It was with a service and must not be repeated: whether it took effect is for a person to find out."""
+    error = ErrorInfo(str(outcome), f"step {step.step_id} was stopped while a service had it; it may have taken effect")
+    failure = Failure(step.step_id, error, FailureClass.COMPENSATION_REQUIRED, outcome, step.attempt.attempt_no)
+    review_id = f"{step.job_id}~{step.step_id}~{step.attempt.attempt_no}"
+    reviews.new_item(draft, review_id, ReviewKind.COMPENSATION, failure, step.attempt.attempt_no)

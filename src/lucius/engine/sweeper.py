@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 
@@ -30,6 +31,7 @@ class Sweeper:
         interval: float,
         repair_interval: float,
         on_action: Callable[[str], None],
+        wake: asyncio.Event,
     ) -> None:
         self._ledger = ledger
         self._jobs = jobs
@@ -37,6 +39,7 @@ class Sweeper:
         self._interval = interval
         self._repair_interval = repair_interval
         self._on_action = on_action
+        self._wake = wake
         self._gap_ms = max(GAP_MS, round(interval * 4000))
         self._last_tick: Instant = clock.now()
         self._resumed_at: Instant = self._last_tick
@@ -44,7 +47,10 @@ class Sweeper:
 
     async def deadlines_turn(self) -> None:
         await self.sweep()
-        await asyncio.sleep(self._interval)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._interval):
+                await self._wake.wait()
+        self._wake.clear()
 
     async def repair_turn(self) -> None:
         await self.repair()

@@ -1,11 +1,24 @@
 """Where jobs live. A Ledger changes them, one guarded commit at a time; a Reader only looks."""
 
+from collections.abc import Collection
 from typing import Protocol
 
 from msgspec import Struct
 
 from lucius.core.decision import Decision, EndedAttempt, JobView
-from lucius.core.model import BlockedReason, Command, Event, Instant, Job, JobStatus, OutboxRow, Quarantined
+from lucius.core.model import (
+    BlockedReason,
+    Command,
+    Event,
+    Instant,
+    Job,
+    JobStatus,
+    OutboxRow,
+    Quarantined,
+    ReviewItem,
+    ReviewKind,
+    ReviewStatus,
+)
 
 
 class IdempotencyRow(Struct, frozen=True):
@@ -46,8 +59,8 @@ class Ledger(Protocol):
         caller's commit.
         """
 
-    async def load(self, job_id: str, step_id: str | None = None) -> JobView | None:
-        """The job's head with its active steps and, if it has started, the named step."""
+    async def load(self, job_id: str, step_ids: Collection[str] = ()) -> JobView | None:
+        """The job's head with its active steps and those of the named ones that have started."""
 
     async def accepted(self, tenant_id: str, key: str) -> IdempotencyRow | None:
         """The job that holds a tenant's idempotency key."""
@@ -110,3 +123,40 @@ class Reader(Protocol):
 
     async def backlog(self) -> Backlog:
         """How much waits in the outbox, and since when."""
+
+
+class ReviewFilter(Struct, frozen=True, kw_only=True):
+    tenants: frozenset[str] | None = None
+    status: ReviewStatus | None = ReviewStatus.OPEN
+    kind: ReviewKind | None = None
+    signature: str | None = None
+    job_id: str | None = None
+
+
+class ReviewPage(Struct, frozen=True):
+    items: list[ReviewItem]
+    next_cursor: str | None
+
+
+class ReviewGroup(Struct, frozen=True):
+    """Items with the same cause: how many, and the newest of them."""
+
+    signature: str
+    kind: ReviewKind
+    count: int
+    newest: ReviewItem
+
+
+class ReviewReader(Protocol):
+    """What people must look at. Items change only with the job they are about, in its commits."""
+
+    async def review(self, review_id: str) -> ReviewItem | None: ...
+
+    async def reviews(self, where: ReviewFilter, limit: int, cursor: str | None) -> ReviewPage:
+        """Newest first. Raises ValueError for a cursor that this reader did not give out."""
+
+    async def review_groups(self, where: ReviewFilter, limit: int) -> list[ReviewGroup]:
+        """By signature, the largest group first."""
+
+    async def open_reviews(self) -> dict[str, int]:
+        """How many are open, by kind."""

@@ -1,8 +1,13 @@
 """A directive, rendered at hand-over from the job as it stands then: nothing in it can be out of date."""
 
+from typing import Any
+
 from lucius.contract import CallbackUrls, Directive, StepInput
 from lucius.core.decision import Defaults, JobView
-from lucius.core.model import Step, StepStatus, message_id
+from lucius.core.draft import counts
+from lucius.core.model import Attempt, Step, StepStatus, message_id
+from lucius.core.protocol import SUCCEED, Place, Protocol, StepSpec, items_of, spec_id
+from lucius.core.values import item_of, step_id_seen
 from lucius.service.timestamps import timestamp
 from lucius.service.tokens import Claims, TokenSigner
 
@@ -16,11 +21,13 @@ class DirectiveWriter:
         self._defaults = defaults
 
     def write(self, view: JobView, step: Step) -> Directive:
-        """The directive for the step's current attempt. `view` has every step that has started."""
+        """The directive for the step's current attempt. `view` has the steps that are `seen_from` it."""
         job, command, attempt = view.job, view.job.command, step.attempt
-        spec = view.protocol.steps[step.index]
+        place = view.protocol.plan.places[spec_id(step.step_id)]
+        spec = place.spec
         lease_ms = spec.lease_ms or self._defaults.lease_ms
         ack_deadline = attempt.ack_deadline or attempt.created_at
+        item = item_of(view.protocol.plan, view.steps, step)
         return Directive(
             message_id=message_id(job.job_id, step.step_id, attempt.attempt_no),
             jobId=job.job_id,
@@ -43,15 +50,20 @@ class DirectiveWriter:
             input_ref=command.input_ref,
             workspace_ref=command.workspace_ref,
             output_ref=command.output_ref,
-            payload=command.payload.get(step.step_id, {}),
+            payload=command.payload.get(spec.step_id, {}),
             callback_urls=self._callback_urls(command.callback_urls),
             callback_token=self._token(view, step, ack_deadline + lease_ms + self._late_window_ms),
             correlation_id=command.correlation_id,
-            last_step=view.protocol.after(step.step_id) is None,
+            last_step=_is_last(place),
             inputs=_inputs(view, step),
             doc_id=command.doc_id,
             traceparent=command.traceparent,
             timeout_ms=spec.timeout_ms,
+            retry_safety=spec.retry_safety,
+            guard=_guard(spec, attempt),
+            item=item[1] if item else None,
+            item_index=item[0] if item else None,
+            compensates=place.handler_of,
         )
 
     def _callback_urls(self, wanted: dict[str, str]) -> CallbackUrls:
@@ -77,9 +89,35 @@ class DirectiveWriter:
         )
 
 
+def _guard(spec: StepSpec, attempt: Attempt) -> dict[str, Any] | None:
+    repeated = attempt.attempt_no > 1 and spec.retry_safety == "SAFE_TO_RETRY_WITH_GUARD"
+    return {"previous_attempts": attempt.attempt_no - 1, **(spec.guard or {})} if repeated else None
+
+
+def _is_last(place: Place) -> bool:
+    """Whether this step's success is the job's."""
+    following = place.spec.on_success or place.following
+    return place.container is None and place.handler_of is None and following == SUCCEED
+
+
+def seen_from(protocol: Protocol, step_id: str) -> list[str]:
+    """The steps that a directive may need: the step itself, those before it in its own flow and around it, and the
+    maps it is in. A handler sees all that its job did."""
+    plan, items = protocol.plan, items_of(step_id)
+    place = plan.places[spec_id(step_id)]
+    before = len(plan.places) if place.handler_of is not None else place.index
+    earlier = [step_id_seen(plan, name, items) for name, other in plan.places.items() if other.index < before]
+    return [*earlier, step_id]
+
+
 def _inputs(view: JobView, step: Step) -> dict[str, StepInput]:
+    """Results of earlier steps, by the protocol's names; inside a map, those of the same item."""
     return {
-        earlier.step_id: StepInput(earlier.result, earlier.artifact_refs)
-        for earlier in view.steps.values()
-        if earlier.index < step.index and earlier.status is StepStatus.SUCCEEDED
+        spec_id(name): StepInput(view.steps[name].result, view.steps[name].artifact_refs)
+        for name in seen_from(view.protocol, step.step_id)
+        if name in view.steps and name != step.step_id and _is_done(view, view.steps[name])
     }
+
+
+def _is_done(view: JobView, step: Step) -> bool:
+    return step.status in (StepStatus.SUCCEEDED, StepStatus.SKIPPED) and counts(view.job, step)

@@ -15,11 +15,12 @@ from lucius.core.decide import unacked_counter
 from lucius.core.decision import Applied, Decision
 from lucius.core.inputs import Cap, HandedOver, HandOverFailed, HandOverReleased, HandOverStarted, Input
 from lucius.core.model import ErrorInfo, OutboxRow
+from lucius.core.protocol import Protocol
 from lucius.ports.bus import Publisher
 from lucius.ports.clock import Clock
 from lucius.ports.errors import BusDown, LimitReached, MessageRefused, OutcomeUnknown
 from lucius.ports.ledger import Ledger, PendingQuery, Reader
-from lucius.service.directives import DirectiveWriter
+from lucius.service.directives import DirectiveWriter, seen_from
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
@@ -106,14 +107,15 @@ class Dispatcher:
 
     async def _give(self, row: OutboxRow) -> Directive | None:
         decision = await self._report(row, HandedOver(row.step_id, row.attempt_no, row.lease_id, self._caps(row)))
-        return await self._directive(row) if decision is not None else None
+        return await self._directive(row, decision.protocol) if decision is not None else None
 
     async def publish(self, row: OutboxRow, publisher: Publisher, timeout_seconds: float) -> bool:
         """Push one row: claim, publish, report. False if it must wait. Raises BusDown, with the claim given back."""
         claim = HandOverStarted(row.step_id, row.attempt_no, row.lease_id, self._caps(row))
-        if await self._report(row, claim) is None:
+        claimed = await self._report(row, claim)
+        if claimed is None:
             return False
-        directive = await self._directive(row)
+        directive = await self._directive(row, claimed.protocol)
         if directive is None:
             return False
         try:
@@ -154,8 +156,8 @@ class Dispatcher:
             return None
         return decision if isinstance(decision.reply, Applied) else None
 
-    async def _directive(self, row: OutboxRow) -> Directive | None:
-        view = await self._reader.job(row.job_id)
+    async def _directive(self, row: OutboxRow, protocol: Protocol) -> Directive | None:
+        view = await self._ledger.load(row.job_id, seen_from(protocol, row.step_id))
         step = view.steps.get(row.step_id) if view else None
         if view is None or step is None or step.attempt.lease_id != row.lease_id:
             return None  # fenced between its commit and now; a directive nobody waits for is not sent

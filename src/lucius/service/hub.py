@@ -31,6 +31,7 @@ class Hub:
         self._watchers: Watchers = {}
         self._enders: Watchers = {}
         self.relay = asyncio.Event()
+        self.due = asyncio.Event()
         self.closed = False
         self.observers: list[Callable[[Decision], None]] = []
 
@@ -39,6 +40,8 @@ class Hub:
             if row.status is OutboxStatus.PENDING and row.next_attempt_at is None:
                 self._wake_pull(row.service, row.lane)
                 self.relay.set()
+        if decision.job.due_at is not None and decision.job.due_at <= decision.job.updated_at:
+            self.due.set()
         self._note_pick_ups(decision)
         for event in self._watchers.get(decision.job.job_id, ()):
             event.set()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from lucius.core.decide import decide_all
-from lucius.core.decision import Decision, Env
+from lucius.core.decision import Decision, Env, MissingSteps
 from lucius.core.inputs import Input
 from lucius.ports.clock import Clock
 from lucius.ports.errors import VersionConflict
@@ -12,6 +12,7 @@ from lucius.ports.ledger import Ledger
 from lucius.service.errors import RejectCode, Rejected
 
 MAX_CONFLICTS = 20
+MAX_LOADS = 100  # each finds at least one more step, and a decision touches few
 
 
 class _Turn:
@@ -47,10 +48,7 @@ class Jobs:
 
     async def _apply(self, job_id: str, inputs: Sequence[Input], step_id: str | None) -> Decision:
         for conflicts in range(MAX_CONFLICTS):
-            view = await self._ledger.load(job_id, step_id)
-            if view is None:
-                raise Rejected(RejectCode.JOB_NOT_FOUND, f"there is no job {job_id}")
-            decision = decide_all(view, inputs, self._clock.now(), self._env)
+            decision = await self.weigh(job_id, inputs, step_id)
             if not decision.changes:
                 return decision
             try:
@@ -61,6 +59,19 @@ class Jobs:
             return decision
         message = f"job {job_id} is changing too fast; try again"
         raise Rejected(RejectCode.LEDGER_CONTENDED, message, retry_after_seconds=1)
+
+    async def weigh(self, job_id: str, inputs: Sequence[Input], step_id: str | None = None) -> Decision:
+        """What would be decided as things stand. Nothing is committed. Raises Rejected for an unknown job."""
+        wanted = {step_id} if step_id is not None else set()
+        for _ in range(MAX_LOADS):
+            view = await self._ledger.load(job_id, wanted)
+            if view is None:
+                raise Rejected(RejectCode.JOB_NOT_FOUND, f"there is no job {job_id}")
+            try:
+                return decide_all(view, inputs, self._clock.now(), self._env)
+            except MissingSteps as missing:
+                wanted |= missing.step_ids
+        raise RuntimeError(f"a decision about job {job_id} asked for steps {MAX_LOADS} times")
 
     async def create(self, inputs: Sequence[Input]) -> Decision:
         """The first decision of a job. Raises AlreadyAccepted or LimitReached."""

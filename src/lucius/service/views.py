@@ -5,22 +5,29 @@ from typing import Any
 
 from lucius import contract
 from lucius.core.decision import EndedAttempt, Env, JobView
+from lucius.core.draft import counts
 from lucius.core.explain import explain
 from lucius.core.model import (
     Attempt,
     BlockedReason,
+    Compensation,
     ErrorInfo,
     Event,
     Job,
+    Pause,
     Quarantined,
     Routing,
+    Run,
+    Scope,
     Step,
     StepStatus,
 )
-from lucius.core.protocol import StepSpec
-from lucius.core.tasks import step_idempotency_key
+from lucius.core.protocol import StepSpec, items_of, spec_id
+from lucius.core.steps import step_idempotency_key
 from lucius.core.transitions import NOT_STARTED
 from lucius.service.timestamps import timestamp, timestamp_or_none
+
+MAX_ITEM_STEPS = 200
 
 
 class Explainer:
@@ -53,9 +60,16 @@ def job_summary(view: JobView, explainer: Explainer) -> contract.JobSummary:
 def job_view(view: JobView, explainer: Explainer) -> contract.JobView:
     command = view.job.command
     target = contract.Target(**command.target) if command.target else None
+    shown, omitted = _bounded(step_views(view))
     return contract.JobView(
         **_summary_fields(view, explainer),
-        steps=step_views(view),
+        steps=shown,
+        steps_omitted=omitted,
+        output=_output(view),
+        runs=[_run(run) for run in view.job.runs],
+        paused=_pause(view.job.paused),
+        compensation=_compensation(view.job.compensation),
+        review_id=view.job.review.review_id if view.job.review else None,
         input_ref=command.input_ref,
         output_ref=command.output_ref,
         workspace_ref=command.workspace_ref,
@@ -88,18 +102,64 @@ def _summary_fields(view: JobView, explainer: Explainer) -> dict[str, Any]:
     }
 
 
+def _bounded(steps: list[contract.StepView]) -> tuple[list[contract.StepView], int]:
+    """All but what a long map would flood the answer with, and how many were left out."""
+    shown, of_items = [], 0
+    for step in steps:
+        of_items += "." in step.stepId
+        if "." not in step.stepId or of_items <= MAX_ITEM_STEPS:
+            shown.append(step)
+    return shown, len(steps) - len(shown)
+
+
+def _output(view: JobView) -> Any:
+    last = view.steps.get(view.job.output_step_id) if view.job.output_step_id else None
+    return last.result if last else None
+
+
+def _run(run: Run) -> contract.RunView:
+    return contract.RunView(
+        run_no=run.run_no,
+        status=run.status,
+        started_at=timestamp(run.started_at),
+        completed_at=timestamp(run.completed_at),
+        error=error_view(run.error),
+    )
+
+
+def _pause(pause: Pause | None) -> contract.PauseView | None:
+    return contract.PauseView(by=pause.by, at=timestamp(pause.at), reason=pause.reason) if pause else None
+
+
+def _compensation(done: Compensation | None) -> contract.CompensationView | None:
+    if done is None:
+        return None
+    status = "COMPLETED" if done.completed_at is not None else "HALTED" if done.failed is not None else "RUNNING"
+    return contract.CompensationView(
+        status=status, by=done.by, todo=list(done.todo), done=list(done.done), failed=done.failed
+    )
+
+
 def step_views(view: JobView) -> list[contract.StepView]:
-    """Every step of the protocol: those that have started, and what became of those that have not."""
-    return [
-        _started(view.job, view.steps[spec.step_id])
-        if spec.step_id in view.steps
-        else _not_started(view.job, spec, index)
-        for index, spec in enumerate(view.protocol.steps)
+    """Every step of the protocol, in its order: those that have started, and what became of those that have not.
+
+    A map's inner steps are there once for each item that was started. Compensation handlers are there once started.
+    """
+    job = view.job
+    started = {step.step_id: step for step in view.steps.values() if counts(job, step)}
+    begun = {spec_id(step_id) for step_id in started}
+    absent = [
+        _not_started(job, place.spec, place.index)
+        for name, place in view.protocol.plan.places.items()
+        if name not in begun and place.handler_of is None
     ]
+    scopes = {scope.container: scope for scope in job.scopes}
+    shown = [_started(view, step, scopes.get(step.step_id)) for step in started.values()]
+    return sorted((*shown, *absent), key=lambda step: (step.index, items_of(step.stepId)))
 
 
-def _started(job: Job, step: Step) -> contract.StepView:
-    attempt = step.attempt
+def _started(view: JobView, step: Step, scope: Scope | None) -> contract.StepView:
+    attempt, job = step.attempt, view.job
     return contract.StepView(
         stepId=step.step_id,
         index=step.index,
@@ -122,7 +182,23 @@ def _started(job: Job, step: Step) -> contract.StepView:
         created_at=timestamp(step.created_at),
         updated_at=timestamp(step.updated_at),
         completed_at=timestamp_or_none(step.completed_at),
+        name=view.protocol.plan.places[spec_id(step.step_id)].spec.name,
+        run_no=step.run_no,
+        visit=step.visit,
+        wake_at=timestamp_or_none(step.wake_at),
+        awaits_signal=step.awaits if step.status is StepStatus.WAITING else None,
+        votes=[
+            contract.VoteView(by=vote.by, approves=vote.approves, at=timestamp(vote.at), comment=vote.comment)
+            for vote in step.votes
+        ],
+        items=_counts(scope),
     )
+
+
+def _counts(scope: Scope | None) -> contract.ItemCounts | None:
+    if scope is None:
+        return None
+    return contract.ItemCounts(total=scope.total, live=scope.live, succeeded=scope.succeeded, failed=scope.failed)
 
 
 def _not_started(job: Job, spec: StepSpec, index: int) -> contract.StepView:
@@ -139,6 +215,7 @@ def _not_started(job: Job, spec: StepSpec, index: int) -> contract.StepView:
         workspace_ref=job.command.workspace_ref,
         idempotency_key=step_idempotency_key(job.tenant_id, job.job_id, spec.step_id),
         completed_at=timestamp_or_none(job.completed_at),
+        name=spec.name,
     )
 
 
@@ -164,8 +241,14 @@ def attempt_views(
         for step in view.steps.values()
         if (step.step_id, step.attempt.attempt_no) not in seen
     ]
-    ordered = sorted(history + current, key=lambda item: (view.protocol.index(item[0]), item[1].attempt_no))
+    ordered = sorted(
+        history + current, key=lambda item: (view.protocol.index(item[0]), items_of(item[0]), item[1].attempt_no)
+    )
     return [_attempt(view, step_id, attempt, kept.get((step_id, attempt.attempt_no))) for step_id, attempt in ordered]
+
+
+def _turn(view: JobView, step_id: str) -> tuple[int, tuple[int, ...]]:
+    return view.protocol.index(step_id), items_of(step_id)
 
 
 def _attempt(view: JobView, step_id: str, attempt: Attempt, kept: Quarantined | None) -> contract.AttemptView:
@@ -184,7 +267,9 @@ def _attempt(view: JobView, step_id: str, attempt: Attempt, kept: Quarantined | 
         progress=attempt.progress,
         failure_class=attempt.failure_class,
         error=error_view(attempt.error),
-        idempotency_key=view.steps[step_id].idempotency_key,
+        idempotency_key=attempt.idempotency_key or view.steps[step_id].idempotency_key,
+        visit=attempt.visit,
+        adopted_from=attempt.adopted_from,
         **_routing_fields(attempt.routing),
         quarantined=contract.StepInput(kept.result, kept.artifact_refs) if kept else None,
     )
@@ -199,6 +284,7 @@ def event_view(event: Event) -> contract.EventView:
         stepId=event.step_id,
         attempt_no=event.attempt_no,
         data=event.data,
+        hash=event.hash,
     )
 
 

@@ -184,7 +184,7 @@ class Books:
         if ended:
             assert self.history[step.step_id, step.attempt.attempt_no] == step.attempt
         assert self.protocol is not None
-        allowed = self.protocol.steps[step.index].retry_policy.max_attempts or env.defaults.max_attempts
+        allowed = self.protocol.plan.places[step.step_id.partition(".")[0]].spec.retry_policy.max_attempts or env.defaults.max_attempts
         assert 1 <= step.tries <= allowed, "the budget is overdrawn"
         self._check_row_of(step)
 
@@ -263,4 +263,5 @@ def _changes_nothing(reply: object) -> bool:
 
 
 def _same_but_for_the_books(before: Job, after: Job) -> bool:
-    return replace(after, version=before.version, event_seq=before.event_seq) == before
+    books = {"version": before.version, "event_seq": before.event_seq, "event_hash": before.event_hash}
+    return replace(after, **books) == before

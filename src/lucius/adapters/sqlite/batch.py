@@ -9,7 +9,7 @@ from lucius.adapters.sqlite import rows
 from lucius.adapters.sqlite.live import LiveJob, Mirror, next_id
 from lucius.adapters.sqlite.store import Row, Store
 from lucius.core.decision import Decision, EndedAttempt
-from lucius.core.model import Event, Job, OutboxRow, Quarantined, Step
+from lucius.core.model import Event, Job, OutboxRow, Quarantined, ReviewItem, ReviewStatus, Step
 from lucius.core.protocol import Protocol
 from lucius.ports.errors import AlreadyAccepted, LimitReached, VersionConflict
 from lucius.ports.ledger import IdempotencyRow, idempotency_token
@@ -42,6 +42,16 @@ _INSERT_EVENT = "INSERT INTO events (job, seq, body) VALUES (?, ?, ?)"
 _INSERT_QUARANTINED = """
     INSERT INTO quarantine (job, step_id, attempt_no, lease_id, body) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
 """
+# A new item is taken once: the same late success, told twice, must not open what was closed.
+_INSERT_REVIEW = """
+    INSERT INTO reviews (review_id, job_id, tenant_id, kind, status, signature, body) VALUES (?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (review_id) DO NOTHING
+"""
+_PUT_REVIEW = """
+    INSERT INTO reviews (review_id, job_id, tenant_id, kind, status, signature, body) VALUES (?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (review_id) DO UPDATE
+    SET status = excluded.status, signature = excluded.signature, body = excluded.body
+"""
 _PUT_COUNTER = """
     INSERT INTO counters (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """
@@ -72,6 +82,7 @@ class Batch:
         self._outbox: dict[tuple[int, str], OutboxRow] = {}
         self._events: list[tuple[int, Event]] = []
         self._quarantined: list[tuple[int, Quarantined]] = []
+        self._reviews: list[ReviewItem] = []
 
     def add(self, decision: Decision) -> None:
         """Raises AlreadyAccepted, VersionConflict or LimitReached, and then has staged nothing of it."""
@@ -126,6 +137,7 @@ class Batch:
         self._attempts += [(id_, ended) for ended in decision.attempts]
         self._events += [(id_, event) for event in decision.events]
         self._quarantined += [(id_, item) for item in decision.quarantined]
+        self._reviews += decision.reviews
         for name, move in decision.counters.items():
             self._counters[name] = self._counter(name) + move
 
@@ -150,6 +162,8 @@ class Batch:
             _INSERT_QUARANTINED,
             [(id_, q.step_id, q.attempt_no, q.lease_id, rows.body(q)) for id_, q in self._quarantined],
         )
+        for review in self._reviews:  # one by one: an item may be opened and closed in one group
+            yield _INSERT_REVIEW if _is_new(review) else _PUT_REVIEW, [_review_row(review)]
         yield _PUT_COUNTER, [(name, value) for name, value in self._counters.items() if value]
         yield _DELETE_COUNTER, [(name,) for name, value in self._counters.items() if not value]
 
@@ -158,32 +172,17 @@ class Batch:
         commands: list[Row] = []
         updates: dict[str, list[Row]] = {}
         for staged in self._jobs.values():
-            job, columns = staged.job, self._columns(staged.job)
+            job, columns = staged.job, _columns(staged.job)
             if staged.before is None:
                 fixed = (staged.id, job.job_id, job.tenant_id, job.command.request_type, job.created_at)
                 inserts.append((*fixed, rows.head(job), *columns))
                 commands.append((staged.id, rows.body(job.command)))
             else:
-                sql, values = _update_of_job(self._columns(staged.before.job), columns)
+                sql, values = _update_of_job(_columns(staged.before.job), columns)
                 updates.setdefault(sql, []).append((rows.head(job), *values, staged.id))
         yield _INSERT_JOB, inserts
         yield _INSERT_COMMAND, commands
         yield from updates.items()
-
-    def _columns(self, job: Job) -> tuple[Any, ...]:
-        """status, live, due_at, blocked_on, blocked_service."""
-        if not job.live:
-            return str(job.status), 0, None, None, None
-        if job.blocked is None:
-            return str(job.status), 1, job.due_at, None, None
-        return str(job.status), 1, job.due_at, str(job.blocked.reason), self._blocked_service(job)
-
-    def _blocked_service(self, job: Job) -> str | None:
-        if job.blocked is None or job.blocked.step_id is None:
-            return None
-        staged = self._protocols.get(job.protocol_digest)
-        spec = (staged or self._mirror.protocol(job.protocol_digest)).step(job.blocked.step_id)
-        return spec.service if spec else None
 
     def _outbox_rows(self) -> list[Row]:
         return [
@@ -227,6 +226,24 @@ class Batch:
             before.steps.update(staged.steps)
         if before is None:
             self._mirror.request_types.add(job.command.request_type)
+
+
+def _columns(job: Job) -> tuple[Any, ...]:
+    """status, live, due_at, blocked_on, blocked_service."""
+    if not job.live:
+        return str(job.status), 0, None, None, None
+    if job.blocked is None:
+        return str(job.status), 1, job.due_at, None, None
+    return str(job.status), 1, job.due_at, str(job.blocked.reason), job.blocked.service
+
+
+def _is_new(item: ReviewItem) -> bool:
+    return item.status is ReviewStatus.OPEN and item.updated_at == item.created_at
+
+
+def _review_row(item: ReviewItem) -> Row:
+    named = (item.review_id, item.job_id, item.tenant_id, str(item.kind), str(item.status), item.signature)
+    return (*named, rows.body(item))
 
 
 def _step_row(id_: int, step: Step) -> Row:

@@ -4,7 +4,7 @@ All of it mirrors committed rows and is changed only after a COMMIT.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
@@ -67,19 +67,20 @@ class Mirror:
         row = self._store.row(_JOB, (job_id,))
         return LiveJob(row[0], rows.job(row[1], row[2])) if row else None
 
-    def view(self, job_id: str, step_id: str | None) -> JobView | None:
-        """The job with its active steps and the named one."""
+    def view(self, job_id: str, step_ids: Collection[str]) -> JobView | None:
+        """The job with its active steps and the named ones."""
         entry = self.find(job_id)
         if entry is None:
             return None
-        wanted = entry.job.active if step_id is None else (*entry.job.active, step_id)
+        asked = frozenset((*entry.job.active, *step_ids))
         if entry.steps is None and entry.job.live:
             entry.steps = self._steps(entry.id)
             self.keep(entry)
         if entry.steps is None:
-            return JobView(entry.job, self.protocol(entry.job.protocol_digest), self._some_steps(entry.id, wanted))
-        steps = {s: entry.steps[s] for s in wanted if s in entry.steps}
-        return JobView(entry.job, self.protocol(entry.job.protocol_digest), steps)
+            steps = self._some_steps(entry.id, asked)
+        else:
+            steps = {s: entry.steps[s] for s in asked if s in entry.steps}
+        return JobView(entry.job, self.protocol(entry.job.protocol_digest), steps, asked)
 
     def whole_view(self, job_id: str) -> JobView | None:
         """The job with every step that has started."""

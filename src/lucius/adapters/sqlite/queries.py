@@ -1,7 +1,7 @@
 """Everything that only reads. Each statement walks an index in the order of its answer and stops at its limit."""
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, groupby, product
 from typing import Any
 
@@ -61,8 +61,8 @@ class SqliteReader:
         self._drift_after_job = 0
         self._drift_after_step = (0, "")
 
-    async def load(self, job_id: str, step_id: str | None = None) -> JobView | None:
-        return self._mirror.view(job_id, step_id)
+    async def load(self, job_id: str, step_ids: Collection[str] = ()) -> JobView | None:
+        return self._mirror.view(job_id, step_ids)
 
     async def due(self, now: Instant, limit: int) -> list[str]:
         return [job_id for (job_id,) in self._store.rows(DUE, (now, limit))]

@@ -5,7 +5,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from lucius.core.decision import EndedAttempt
-from lucius.core.model import Event, Job, OutboxRow, Quarantined, Step
+from lucius.core.model import Event, Job, OutboxRow, Quarantined, ReviewItem, Step
 from lucius.core.protocol import Protocol
 from lucius.ports.protocols import ProtocolVersion
 
@@ -17,6 +17,7 @@ ended_attempt = msgspec.json.Decoder(EndedAttempt).decode
 outbox_row = msgspec.json.Decoder(OutboxRow).decode
 event = msgspec.json.Decoder(Event).decode
 quarantined = msgspec.json.Decoder(Quarantined).decode
+review = msgspec.json.Decoder(ReviewItem).decode
 protocol = msgspec.json.Decoder(Protocol).decode
 protocol_version = msgspec.json.Decoder(ProtocolVersion).decode
 

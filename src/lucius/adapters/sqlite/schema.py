@@ -124,5 +124,24 @@ _PROTOCOL_VERSIONS: Migration = (
     "INSERT INTO protocol_revision (id, revision) VALUES (1, 0)",
 )
 
-MIGRATIONS: tuple[Migration, ...] = (_FIRST, _PROTOCOL_VERSIONS)
+_REVIEWS: Migration = (
+    """
+    CREATE TABLE reviews (
+        id        INTEGER PRIMARY KEY,      -- the order of their opening
+        review_id TEXT NOT NULL UNIQUE,
+        job_id    TEXT NOT NULL,
+        tenant_id TEXT NOT NULL,
+        kind      TEXT NOT NULL,
+        status    TEXT NOT NULL,
+        signature TEXT NOT NULL,
+        body      TEXT NOT NULL
+    )
+    """,
+    "CREATE INDEX reviews_by_status ON reviews (status, id, tenant_id, kind, signature)",
+    "CREATE INDEX reviews_by_job ON reviews (job_id)",
+    # Answers groups and counts by itself, and holds only what is open.
+    "CREATE INDEX reviews_open ON reviews (signature, kind, tenant_id, id, status) WHERE status = 'OPEN'",
+)
+
+MIGRATIONS: tuple[Migration, ...] = (_FIRST, _PROTOCOL_VERSIONS, _REVIEWS)
 """Number n brings a file from version n-1 to n. Never edit one that was released; add another."""

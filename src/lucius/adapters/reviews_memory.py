@@ -1,0 +1,60 @@
+"""Review items in a dictionary, for the ledger that keeps everything in memory."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from lucius.adapters.cursor import decode_cursor, encode_cursor
+from lucius.core.model import ReviewItem, ReviewStatus
+from lucius.ports.ledger import ReviewFilter, ReviewGroup, ReviewPage
+
+
+class MemoryReviews:
+    def __init__(self) -> None:
+        self._items: dict[str, ReviewItem] = {}
+        self._places: dict[str, int] = {}
+
+    def put(self, item: ReviewItem) -> None:
+        """A new item is taken once: the same late success, told twice, must not open what was closed."""
+        if item.review_id not in self._items:
+            self._places[item.review_id] = len(self._places) + 1
+        elif item.updated_at == item.created_at and item.status is ReviewStatus.OPEN:
+            return
+        self._items[item.review_id] = item
+
+    def find(self, review_id: str) -> ReviewItem | None:
+        return self._items.get(review_id)
+
+    def page(self, where: ReviewFilter, limit: int, cursor: str | None) -> ReviewPage:
+        below = decode_cursor(cursor) if cursor is not None else len(self._places) + 1
+        wanted = (item for item in self._newest_first(where) if self._places[item.review_id] < below)
+        found = list(islice(wanted, limit + 1))
+        more = len(found) > limit
+        items = found[:limit]
+        return ReviewPage(items, encode_cursor(self._places[items[-1].review_id]) if more and items else None)
+
+    def groups(self, where: ReviewFilter, limit: int) -> list[ReviewGroup]:
+        by_signature: dict[str, list[ReviewItem]] = {}
+        for item in self._newest_first(where):
+            by_signature.setdefault(item.signature, []).append(item)
+        groups = [ReviewGroup(name, items[0].kind, len(items), items[0]) for name, items in by_signature.items()]
+        return sorted(groups, key=lambda group: (-group.count, group.signature))[:limit]
+
+    def open(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for item in self._items.values():
+            if item.status is ReviewStatus.OPEN:
+                counts[str(item.kind)] = counts.get(str(item.kind), 0) + 1
+        return counts
+
+    def _newest_first(self, where: ReviewFilter) -> Iterator[ReviewItem]:
+        return (item for item in reversed(self._items.values()) if _matches(item, where))
+
+
+def _matches(item: ReviewItem, where: ReviewFilter) -> bool:
+    return (
+        (where.tenants is None or item.tenant_id in where.tenants)
+        and (where.status is None or item.status is where.status)
+        and (where.kind is None or item.kind is where.kind)
+        and (where.signature is None or item.signature == where.signature)
+        and (where.job_id is None or item.job_id == where.job_id)
+    )

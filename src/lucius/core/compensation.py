@@ -1,0 +1,113 @@
+"""Undoing what was done, the last first, when a step left a side effect that must not stay and can't be repeated."""
+
+from msgspec.structs import replace
+
+from lucius.core import containers, flow, reviews
+from lucius.core.draft import Draft
+from lucius.core.model import (
+    Compensation,
+    JobStatus,
+    Pause,
+    ReviewKind,
+    ReviewStatus,
+    Token,
+)
+from lucius.core.protocol import spec_id
+
+ENGINE = "engine"
+
+
+def require(draft: Draft, token: Token) -> None:
+    """A step failed that may have left a side effect: by policy it is undone at once, or a person decides."""
+    ask(draft, token)
+    if draft.protocol.policies.compensation == "auto":
+        start(draft, ENGINE)
+    else:
+        hold(draft)
+
+
+def ask(draft: Draft, token: Token) -> None:
+    """Show it to a person, and let the step's own handler be the first to run."""
+    step_id, failure = token.before, token.failure
+    assert step_id is not None, "a step asks for compensation"
+    assert failure is not None, "because it failed"
+    reviews.open_for_job(draft, ReviewKind.COMPENSATION, failure, failure.attempt_no)
+    draft.change_job(failure=failure)
+    if draft.protocol.plan.places[spec_id(step_id)].spec.compensation is not None:
+        draft.change_job(compensable=(*(s for s in draft.job.compensable if s != step_id), step_id))
+
+
+def hold(draft: Draft) -> None:
+    """Nothing goes on until a person has acted on the review item."""
+    draft.change_job(paused=Pause(ENGINE, draft.now, "a person must decide about compensation", on_review=True))
+    draft.emit("JOB_HELD", by=ENGINE)
+
+
+def start(draft: Draft, by: str) -> None:
+    """Fence what still runs and undo what was completed. Without handlers there is nothing to undo."""
+    containers.abandon(draft, None)
+    todo = tuple(reversed(draft.job.compensable))
+    draft.change_job(
+        compensation=Compensation(todo, draft.now, by, draft.job.failure), deadline=None, compensable=(), paused=None
+    )
+    draft.emit("COMPENSATION_STARTED", by=by, steps=list(todo))
+    _go_on(draft)
+
+
+def resume(draft: Draft, by: str) -> None:
+    """Try the handler again that failed."""
+    halted = draft.job.compensation
+    assert halted is not None, "there is something to resume"
+    draft.change_job(compensation=replace(halted, failed=None, by=by), paused=None)
+    draft.emit("COMPENSATION_RESUMED", by=by, steps=list(halted.todo))
+    _go_on(draft)
+
+
+def _go_on(draft: Draft) -> None:
+    under_way = draft.job.compensation
+    assert under_way is not None, "it was started"
+    if not under_way.todo:
+        _finish(draft, under_way)
+        return
+    handler = draft.protocol.plan.places[spec_id(under_way.todo[0])].spec.compensation
+    assert handler is not None, "only steps with a handler are compensable"
+    draft.ready.append(Token(handler.step_id))
+
+
+def undone(draft: Draft, token: Token) -> None:
+    """A handler succeeded."""
+    under_way = draft.job.compensation
+    assert under_way is not None, "handlers run in a compensation only"
+    step_id, *rest = under_way.todo
+    draft.change_job(compensation=replace(under_way, todo=tuple(rest), done=(*under_way.done, step_id)))
+    draft.emit("STEP_COMPENSATED", step=None, of=step_id, handler=token.before)
+    _go_on(draft)
+
+
+def not_undone(draft: Draft, token: Token) -> None:
+    """A handler failed for good: half undone is a state that only a person can judge."""
+    under_way = draft.job.compensation
+    assert under_way is not None, "handlers run in a compensation only"
+    assert token.failure is not None, "this one failed"
+    draft.change_job(compensation=replace(under_way, failed=under_way.todo[0]))
+    draft.emit("COMPENSATION_HALTED", handler=token.before, steps=list(under_way.todo))
+    reviews.open_for_job(draft, ReviewKind.COMPENSATION, token.failure, token.failure.attempt_no)
+    hold(draft)
+
+
+def _finish(draft: Draft, under_way: Compensation) -> None:
+    draft.change_job(compensation=replace(under_way, completed_at=draft.now))
+    draft.emit("COMPENSATION_COMPLETED", steps=list(under_way.done))
+    if under_way.by != ENGINE:
+        reviews.close_held(draft, ReviewStatus.RESOLVED, under_way.by, "", "compensate")
+    if draft.job.status is JobStatus.CANCELLING:
+        flow.end_job(draft, JobStatus.CANCELLED)
+    else:
+        end_as_failed(draft)
+
+
+def end_as_failed(draft: Draft) -> None:
+    """With the failure that led here."""
+    failure = draft.job.failure
+    assert failure is not None, "something failed"
+    flow.end_job(draft, JobStatus.FAILED_FINAL, failure)

@@ -1,0 +1,186 @@
+"""Parallel branches and maps: started as room frees, joined when all have ended."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from lucius.core import flow, tasks
+from lucius.core.draft import Draft
+from lucius.core.model import (
+    AttemptOutcome,
+    ErrorInfo,
+    Failure,
+    Scope,
+    Step,
+    StepStatus,
+    Token,
+)
+from lucius.core.protocol import MAX_ITEMS, Parallel, Place, StepSpec, at_items, items_of, spec_id
+from lucius.core.steps import new_step
+from lucius.core.tools import ToolError
+from lucius.core.values import evaluate, too_large
+
+
+def begin(draft: Draft, place: Place, token: Token) -> None:
+    spec = place.spec
+    step = new_step(draft, place, token, StepStatus.PROCESSING)
+    try:
+        items = _items(draft, spec, token.items)
+    except ToolError as error:
+        flow.fail_at_start(draft, step, ErrorInfo("MAP_ITEMS_INVALID", str(error)))
+        return
+    total = len(spec.parallel.branches) if spec.parallel is not None else len(items or ())
+    step = replace(step, items=items)
+    draft.start_step(step)
+    draft.emit("STEP_STARTED", step, total=total)
+    draft.scopes[step.step_id] = Scope(step.step_id, total, keeps=token.keeps)
+    proceed(draft, step.step_id)
+
+
+def _items(draft: Draft, spec: StepSpec, items: tuple[int, ...]) -> list[Any] | None:
+    """Raises ToolError."""
+    if spec.map is None:
+        return None
+    found = evaluate(draft, spec.map.items, spec.step_id, items)
+    if not isinstance(found, list):
+        raise ToolError(f"items must give a list: {spec.map.items}")
+    if len(found) > MAX_ITEMS:
+        raise ToolError(f"items gives {len(found)} items, and a map may have {MAX_ITEMS}")
+    if size := too_large(found):
+        raise ToolError(f"items gives {size} bytes; put what is large into the workspace and map over references")
+    return found
+
+
+def proceed(draft: Draft, container: str) -> None:
+    """Start what there is room for; join when nothing is left."""
+    scope = draft.scopes[container]
+    spec = draft.protocol.plan.places[spec_id(container)].spec
+    while scope.next < scope.total and scope.live < _room(spec):
+        draft.ready.append(_first(spec, container, scope))
+        scope = replace(scope, next=scope.next + 1, live=scope.live + 1)
+    draft.scopes[container] = scope
+    if scope.live == 0:
+        _join(draft, scope)
+
+
+def _room(spec: StepSpec) -> int:
+    return spec.map.max_parallel if spec.map is not None else len(_parallel(spec).branches)
+
+
+def _parallel(spec: StepSpec) -> Parallel:
+    assert spec.parallel is not None, "a container is a map or a parallel"
+    return spec.parallel
+
+
+def _first(spec: StepSpec, container: str, scope: Scope) -> Token:
+    around = items_of(container)
+    if spec.map is not None:
+        items, steps = (*around, scope.next), spec.map.steps
+    else:
+        items, steps = around, list(_parallel(spec).branches.values())[scope.next]
+    return Token(steps[0].step_id, container=container, items=items, keeps=scope.keeps)
+
+
+def branch_succeeded(draft: Draft, token: Token) -> None:
+    scope = draft.scopes[_container(token)]
+    draft.scopes[scope.container] = replace(scope, live=scope.live - 1, succeeded=scope.succeeded + 1)
+    proceed(draft, scope.container)
+
+
+def branch_failed(draft: Draft, token: Token, failure: Failure) -> None:
+    """Collected, or the end of the container and of all that runs in it."""
+    scope = draft.scopes[_container(token)]
+    spec = draft.protocol.plan.places[spec_id(scope.container)].spec
+    if (spec.map or _parallel(spec)).join == "collect":
+        draft.scopes[scope.container] = replace(scope, live=scope.live - 1, failed=scope.failed + 1)
+        proceed(draft, scope.container)
+        return
+    step = draft.find(scope.container)
+    assert step is not None, "a scope has a container"
+    abandon(draft, scope.container)
+    ended = flow.close_container(draft, step, StepStatus.FAILED_FINAL, failure)
+    flow.failed(draft, ended, failure)
+
+
+def _container(token: Token) -> str:
+    assert token.container is not None, "only branches and items end in a container"
+    return token.container
+
+
+def abandon(draft: Draft, container: str | None) -> None:
+    """Fence all that runs inside a container; with None, all that runs in the job."""
+    inner = [name for name in draft.scopes if container is None or is_inside(draft, name, container)]
+    draft.require(inner)
+    draft.ready = [t for t in draft.ready if container is not None and not _leads_inside(draft, t, container)]
+    for step in draft.active_steps():
+        if container is None or is_inside(draft, step.step_id, container):
+            tasks.fence(draft, step, StepStatus.CANCELLED, AttemptOutcome.FENCED, None)
+    for name in reversed(inner):
+        nested = draft.find(name)
+        del draft.scopes[name]
+        if nested is not None:
+            flow.close_container(draft, nested, StepStatus.CANCELLED, None)
+    draft.scopes.pop(container or "", None)
+
+
+def is_inside(draft: Draft, step_id: str, container: str) -> bool:
+    around, place = spec_id(container), draft.protocol.plan.places[spec_id(step_id)]
+    prefix = items_of(container)
+    while place.container is not None and place.container != around:
+        place = draft.protocol.plan.places[place.container]
+    return place.container == around and items_of(step_id)[: len(prefix)] == prefix
+
+
+def _leads_inside(draft: Draft, token: Token, container: str) -> bool:
+    around = token.container
+    return around is not None and (around == container or is_inside(draft, around, container))
+
+
+def _join(draft: Draft, scope: Scope) -> None:
+    """Everything inside has ended: its results become the container's."""
+    container, place = scope.container, draft.protocol.plan.places[spec_id(scope.container)]
+    spec = place.spec
+    branches = [_first(spec, container, replace(scope, next=n)) for n in range(scope.total)]
+    lasts = _last_steps(draft, spec, container, branches)
+    step = draft.find(container)
+    assert step is not None, "a scope has a container"
+    del draft.scopes[container]
+    outcomes = [_outcome(last) for last in lasts]
+    result: dict[str, Any] = {"total": scope.total, "succeeded": scope.succeeded, "failed": scope.failed}
+    if spec.parallel is not None:
+        result["branches"] = dict(zip(spec.parallel.branches, outcomes, strict=True))
+    else:
+        result["items"] = outcomes
+    if size := too_large(result):
+        result.pop("branches" if spec.parallel is not None else "items")
+        result["omitted"] = f"{size} bytes are too many to pass on; read the results of the steps inside"
+    flow.complete(draft, step, result)
+
+
+def _last_steps(draft: Draft, spec: StepSpec, container: str, branches: list[Token]) -> list[Step | None]:
+    """For each branch or item the step whose result it came to."""
+    bodies = [spec.map.steps] * len(branches) if spec.map is not None else list(_parallel(spec).branches.values())
+    inside = [
+        [at_items(inner.step_id, token.items) for inner in body] for token, body in zip(branches, bodies, strict=True)
+    ]
+    draft.require(step_id for ids in inside for step_id in ids)
+    return [_last(draft, ids) for ids in inside]
+
+
+def _last(draft: Draft, step_ids: list[str]) -> Step | None:
+    found = [step for step in map(draft.current, step_ids) if step is not None and step.closes]
+    if not found:
+        return None
+    last = max(found, key=lambda step: (step.completed_at or 0, step.index))
+    if last.status is StepStatus.FAILED_FINAL or last.kind not in ("decision", "notify"):
+        return last
+    return draft.current(last.before) if last.before is not None else None
+
+
+def _outcome(step: Step | None) -> dict[str, Any]:
+    if step is None:
+        return {"status": str(StepStatus.SUCCEEDED), "result": None}
+    if step.status is StepStatus.FAILED_FINAL:
+        error = step.last_error or ErrorInfo("FAILED")
+        return {"status": str(step.status), "error": {"code": error.code, "message": error.message}}
+    return {"status": str(StepStatus.SUCCEEDED), "result": step.result, "artifact_refs": step.artifact_refs}

@@ -1,0 +1,130 @@
+"""Following tokens: what is ready starts, as far as one decision may go; what is left goes on in the next."""
+
+from collections.abc import Callable
+
+from lucius.core import approvals, compensation, containers, decisions, flow, protocol, tasks, waits
+from lucius.core.draft import Draft
+from lucius.core.model import ErrorInfo, Failure, FailureClass, JobStatus, Step, StepStatus, Token
+from lucius.core.protocol import FAIL, Place, at_items
+from lucius.core.steps import new_step, visit_of
+from lucius.core.tools import ToolError
+
+BEGIN: dict[str, Callable[[Draft, Place, Token], None]] = {
+    "task": tasks.begin,
+    "external_call": tasks.begin,
+    "notify": tasks.begin,
+    "decision": decisions.begin,
+    "wait": waits.begin,
+    "human_approval": approvals.begin,
+    "parallel": containers.begin,
+    "map": containers.begin,
+}
+
+
+def settle(draft: Draft) -> None:
+    if draft.cancelling:
+        _drop_what_is_ready(draft)
+        if not draft.job.active:
+            _end_cancelled(draft)
+    while draft.ready and draft.may_go_on():
+        _follow(draft, draft.ready.pop(0))
+
+
+def _drop_what_is_ready(draft: Draft) -> None:
+    """A cancelled job goes nowhere, but a new run can start from where it would have gone on; and what may have left
+    a side effect is still shown to a person."""
+    for token in draft.ready:
+        if token.target == flow.UNDO:
+            compensation.ask(draft, token)
+        elif token.container is None:
+            draft.change_job(resume_from=token)
+    draft.ready.clear()
+
+
+def _end_cancelled(draft: Draft) -> None:
+    """A cancelled job ends once nothing of it is with a service any more, and what its protocol says is undone."""
+    if draft.protocol.policies.compensate_on_cancel and draft.job.compensable:
+        compensation.start(draft, compensation.ENGINE)
+    else:
+        flow.end_job(draft, JobStatus.CANCELLED)
+
+
+def _follow(draft: Draft, token: Token) -> None:
+    match token.target:
+        case protocol.SUCCEED:
+            _flow_succeeded(draft, token)
+        case protocol.FAIL:
+            _flow_failed(draft, token)
+        case flow.UNDO:
+            compensation.require(draft, token)
+        case flow.UNDONE:
+            compensation.undone(draft, token)
+        case flow.NOT_UNDONE:
+            compensation.not_undone(draft, token)
+        case _:
+            _begin(draft, token)
+
+
+def _begin(draft: Draft, token: Token) -> None:
+    place = draft.protocol.plan.places[token.target]
+    old = draft.find(at_items(token.target, token.items))
+    if token.keeps and old is not None and _stands(draft, old):
+        _keep(draft, old)
+        return
+    if visit_of(draft, old, place) > place.spec.max_visits:
+        _over_visited(draft, token, place)
+        return
+    BEGIN[place.spec.kind](draft, place, token)
+
+
+def _stands(draft: Draft, old: Step) -> bool:
+    """A step that was done in an earlier run and need not be paid for again."""
+    done = old.status is StepStatus.SUCCEEDED or (old.status is StepStatus.SKIPPED and old.attempt.outcome is not None)
+    return done and old.run_no != draft.job.run_no
+
+
+def _keep(draft: Draft, old: Step) -> None:
+    kept = draft.change_step(old, run_no=draft.job.run_no)
+    chosen = old.result.get("then") if old.kind == "decision" and isinstance(old.result, dict) else None
+    flow.succeeded(draft, kept, chosen, keeps=True)
+
+
+def _over_visited(draft: Draft, token: Token, place: Place) -> None:
+    limit = place.spec.max_visits
+    error = ErrorInfo("VISIT_LIMIT", f"step {place.spec.step_id} would be visited more than {limit} times in one run")
+    flow.fail_at_start(draft, new_step(draft, place, token, StepStatus.FAILED_FINAL), error, FAIL)
+
+
+def _flow_succeeded(draft: Draft, token: Token) -> None:
+    if token.container is not None:
+        containers.branch_succeeded(draft, token)
+        return
+    if failure := _misfit(draft, token.before):
+        flow.end_job(draft, JobStatus.FAILED_FINAL, failure)
+        return
+    draft.change_job(output_step_id=token.before)
+    flow.end_job(draft, JobStatus.SUCCEEDED)
+
+
+def _misfit(draft: Draft, step_id: str | None) -> Failure | None:
+    """Why what the job came to is not what its protocol promises."""
+    schema = draft.protocol.output_schema
+    if not schema:
+        return None
+    last = draft.current(step_id) if step_id is not None else None
+    try:
+        faults = draft.env.tools.faults(schema, last.result if last is not None else None)
+    except ToolError as error:
+        faults = [str(error)]
+    if not faults:
+        return None
+    message = f"the job's result does not fit the protocol's output_schema: {faults[0]}"
+    return Failure(step_id, ErrorInfo("OUTPUT_INVALID", message), FailureClass.NON_RETRYABLE)
+
+
+def _flow_failed(draft: Draft, token: Token) -> None:
+    failure = token.failure or draft.job.failure or Failure(None, ErrorInfo("FAILED", "the protocol says so"))
+    if token.container is not None:
+        containers.branch_failed(draft, token, failure)
+    else:
+        flow.end_job(draft, JobStatus.FAILED_FINAL, failure)
