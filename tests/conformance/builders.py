@@ -89,7 +89,7 @@ def dispatch(job_id: str, *, service: str = "ocr", asked: Command | None = None,
         active=("ocr",),
         current_step_id="ocr",
         event_seq=2,
-        blocked=Blocked(BlockedReason.HANDOVER, 1_000, None, "ocr"),
+        blocked=Blocked(BlockedReason.HANDOVER, 1_000, None, "ocr", "ocr"),
     )
     events = (Event(job_id, 1, "JOB_ACCEPTED", 1_000), Event(job_id, 2, "STEP_DISPATCHED", 1_000, "ocr", 1))
     rows = (row(first, service=service, **row_fields),)

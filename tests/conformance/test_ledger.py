@@ -541,8 +541,8 @@ class TestListing:
         return [job.job_id for job in (await ledger.jobs(where, limit, None)).jobs]
 
     async def fill(self, ledger: FullLedger) -> None:
-        handover = Blocked(BlockedReason.HANDOVER, 1, None, "ocr")
-        result = Blocked(BlockedReason.RESULT, 1, None, "embedding")
+        handover = Blocked(BlockedReason.HANDOVER, 1, None, "ocr", "ocr")
+        result = Blocked(BlockedReason.RESULT, 1, None, "embedding", "embedding")
         globex = {"tenant_id": "globex"}
         await commit_all(
             ledger,
@@ -602,7 +602,7 @@ class TestListing:
         ],
     )
     async def test_pages_join_without_gap_or_overlap(self, ledger: FullLedger, where: JobFilter) -> None:
-        blocked = Blocked(BlockedReason.RESULT, 1, None, "ocr")
+        blocked = Blocked(BlockedReason.RESULT, 1, None, "ocr", "ocr")
         for n in range(10):
             asked = command(f"j{n}", tenant_id=("acme", "globex")[n % 2])
             await ledger.commit(accept(f"j{n}", asked=asked, blocked=blocked))

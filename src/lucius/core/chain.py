@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -18,10 +19,13 @@ class Break(Struct, frozen=True):
     what: str
 
 
-def link(before: str, event: Event) -> str:
-    """The hash of an event whose predecessor's hash is `before`."""
-    said = _encode([event.job_id, event.seq, event.type, event.at, event.step_id, event.attempt_no, event.data])
-    return hashlib.sha256(before.encode() + said).hexdigest()
+def link(before: str, *said: Any) -> str:
+    """The hash of an event that says this and comes after the one whose hash is `before`."""
+    return hashlib.sha256(before.encode() + _encode(said)).hexdigest()
+
+
+def _hash(before: str, event: Event) -> str:
+    return link(before, event.job_id, event.seq, event.type, event.at, event.step_id, event.attempt_no, event.data)
 
 
 def breaks(events: Iterable[Event], last_seq: int, last_hash: str) -> list[Break]:
@@ -31,7 +35,7 @@ def breaks(events: Iterable[Event], last_seq: int, last_hash: str) -> list[Break
     for event in events:
         if event.seq != expected:
             found.append(Break(expected, f"events {expected} to {event.seq - 1} are missing"))
-        elif link(before, event) != event.hash:
+        elif _hash(before, event) != event.hash:
             found.append(Break(event.seq, "was edited, or what came before it was"))
         expected, before = event.seq + 1, event.hash
     if expected != last_seq + 1:

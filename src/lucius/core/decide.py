@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import assert_never
 
-from lucius.core import approvals, callbacks, control, deadlines, tasks, turns, waits
+from lucius.core import approvals, callbacks, control, deadlines, notices, tasks, turns, waits
 from lucius.core.decision import Applied, Decision, Env, Ignored, JobView, Refused, Reply
 from lucius.core.draft import Draft, counted, unacked_counter
 from lucius.core.inputs import (
@@ -22,6 +22,7 @@ from lucius.core.inputs import (
     HandOverStarted,
     Heartbeat,
     Input,
+    NoticeTold,
     Pause,
     Repair,
     Resume,
@@ -98,6 +99,8 @@ def _decide(draft: Draft, happened: Input) -> Reply:
             return control.adopt(draft, happened)
         case Discard():
             return control.discard(draft, happened)
+        case NoticeTold():
+            return notices.told(draft, happened)
         case RetryHandOver():
             return _retry_hand_over(draft, happened)
         case Repair():

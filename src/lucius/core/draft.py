@@ -208,9 +208,13 @@ class Draft:
         if step is not None:
             step_id = step.step_id
             attempt_no = step.attempt.attempt_no if attempt_no is None else attempt_no
-        event = Event(self.job.job_id, self._seq, type_, self.now, step_id, attempt_no, data)
-        self._hash = link(self._hash, event)
-        self._events.append(replace(event, hash=self._hash))
+        said = (self.job.job_id, self._seq, type_, self.now, step_id, attempt_no, data)
+        self._hash = link(self._hash, *said)
+        self._events.append(Event(*said, hash=self._hash))
+
+    def put_notice(self, row: OutboxRow) -> None:
+        self._rows[row.outbox_id] = row
+        self._moved = True
 
     def quarantine(self, item: Quarantined) -> None:
         self._quarantined.append(item)
@@ -256,7 +260,10 @@ class Draft:
 
     def _keep_flow(self) -> None:
         ready, scopes = tuple(self.ready), tuple(self.scopes.values())
-        if ready != self.job.ready or scopes != self.job.scopes:
+        if (ready or self.job.ready or scopes or self.job.scopes) and (ready, scopes) != (
+            self.job.ready,
+            self.job.scopes,
+        ):
             self.job, self._moved = replace(self.job, ready=ready, scopes=scopes), True
 
     def _counter_moves(self) -> dict[str, int]:

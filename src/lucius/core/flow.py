@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lucius.core import reviews
+from lucius.core import notices, reviews
 from lucius.core.draft import Draft
 from lucius.core.model import (
     AttemptOutcome,
@@ -96,6 +96,7 @@ def end_job(draft: Draft, status: JobStatus, failure: Failure | None = None) -> 
         draft.emit(f"JOB_{status}", error_code=error.code)
     else:
         draft.emit(f"JOB_{status}")
+    notices.announce(draft)
     if status is JobStatus.FAILED_FINAL and failure is not None:
         reviews.open_for_failed_job(draft, failure)
 

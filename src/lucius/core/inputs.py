@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from lucius.core.model import Command, ErrorInfo, FailureClass, Instant, Quarantined, ReviewItem, Routing
+from lucius.core.model import Command, ErrorInfo, FailureClass, Instant, OutboxRow, Quarantined, ReviewItem, Routing
 from lucius.core.protocol import Protocol
 
 
@@ -178,6 +178,15 @@ class Discard(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class NoticeTold(Struct, frozen=True, kw_only=True):
+    """What became of telling a client about the end of its job. `final` means that trying again is no use."""
+
+    row: OutboxRow
+    error: ErrorInfo | None = None
+    retry_after_ms: int | None = None
+    final: bool = False
+
+
 class RetryHandOver(Struct, frozen=True):
     """An operator wants steps that wait after a failed hand-over to be tried now."""
 
@@ -213,6 +222,7 @@ Input = (
     | Compensate
     | Adopt
     | Discard
+    | NoticeTold
     | RetryHandOver
     | Repair
 )
