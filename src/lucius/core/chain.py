@@ -19,27 +19,47 @@ class Break(Struct, frozen=True):
     what: str
 
 
+class Chain(Struct, frozen=True):
+    """What became of a walk along a job's events. `unsealed` ones were written before there were chains."""
+
+    events: int
+    unsealed: int
+    breaks: list[Break]
+
+
 def link(before: str, *said: Any) -> str:
     """The hash of an event that says this and comes after the one whose hash is `before`."""
     return hashlib.sha256(before.encode() + _encode(said)).hexdigest()
 
 
-def _hash(before: str, event: Event) -> str:
+def hash_of(before: str, event: Event) -> str:
     return link(before, event.job_id, event.seq, event.type, event.at, event.step_id, event.attempt_no, event.data)
 
 
-def breaks(events: Iterable[Event], last_seq: int, last_hash: str) -> list[Break]:
-    """Everything wrong with a job's events, given what its head says of the last one."""
+def walk(events: Iterable[Event], last_seq: int, last_hash: str) -> Chain:
+    """Everything wrong with a job's events, in the order they are kept, given what its head says of the last one."""
     found: list[Break] = []
-    expected, before = 1, ""
+    expected, before, count, unsealed = 1, "", 0, 0
     for event in events:
-        if event.seq != expected:
-            found.append(Break(expected, f"events {expected} to {event.seq - 1} are missing"))
-        elif _hash(before, event) != event.hash:
+        count += 1
+        if event.seq < expected:
+            found.append(Break(event.seq, f"stands after event {expected - 1}"))
+            continue
+        if event.seq > expected:
+            found.append(_missing(expected, event.seq - 1))
+        elif not event.hash and not before:
+            unsealed += 1
+        elif hash_of(before, event) != event.hash:
             found.append(Break(event.seq, "was edited, or what came before it was"))
         expected, before = event.seq + 1, event.hash
-    if expected != last_seq + 1:
-        found.append(Break(expected, f"events {expected} to {last_seq} are missing"))
+    if expected <= last_seq:
+        found.append(_missing(expected, last_seq))
+    elif expected > last_seq + 1:
+        found.append(Break(last_seq + 1, "is more than the job's head knows of"))
     elif before != last_hash:
         found.append(Break(last_seq, "is not the event that the job's head knows"))
-    return found
+    return Chain(count, unsealed, found)
+
+
+def _missing(first: int, last: int) -> Break:
+    return Break(first, "is missing" if first == last else f"is missing, and so are those up to {last}")

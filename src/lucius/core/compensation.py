@@ -90,6 +90,9 @@ def not_undone(draft: Draft, token: Token) -> None:
     assert under_way is not None, "handlers run in a compensation only"
     assert token.failure is not None, "this one failed"
     draft.change_job(compensation=replace(under_way, failed=under_way.todo[0]))
+    step = draft.find(step_id)
+    assert step is not None, "what is undone was done"
+    draft.change_step(step, undone=True)
     draft.emit("COMPENSATION_HALTED", handler=token.before, steps=list(under_way.todo))
     reviews.open_for_job(draft, ReviewKind.COMPENSATION, token.failure, token.failure.attempt_no)
     hold(draft)

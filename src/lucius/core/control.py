@@ -13,6 +13,7 @@ from lucius.core.model import (
     AttemptOutcome,
     CancelRequest,
     ErrorInfo,
+    Job,
     Failure,
     JobStatus,
     OutboxStatus,
@@ -98,11 +99,19 @@ def _go_on(draft: Draft, by: str, reason: str) -> None:
     draft.emit("JOB_RESUMED", by=by, reason=reason)
     _hold_rows(draft)
 
+    _close_other(draft, asked, ReviewStatus.REPROCESSED, "retry")
 
 def retry(draft: Draft, asked: Retry) -> Reply:
     if refused := _not_restartable(draft):
         return refused
     if asked.from_step is not None and asked.from_step not in {spec.step_id for spec in draft.protocol.steps}:
+def _close_other(draft: Draft, asked: Retry | Skip | Compensate, status: ReviewStatus, act: str) -> None:
+    """The item that a person acted on, unless it is the job's own, which ends with what is done about it."""
+    own = draft.job.review
+    if asked.item is not None and (own is None or own.review_id != asked.item.review_id):
+        reviews.close(draft, asked.item, status, asked.by, asked.reason, act)
+
+
         known = ", ".join(spec.step_id for spec in draft.protocol.steps)
         return Refused("STEP_NOT_FOUND", f"a run can start from a step of the protocol's own list: {known}")
     failed_at = _failed_at(draft)
@@ -161,8 +170,14 @@ def _open_run(draft: Draft, start: str, asked: Retry | Skip | Adopt | Compensate
         runs=(*job.runs[1 - MAX_RUNS_SHOWN :], ended),
         run_started_at=draft.now,
         kept_below=index,
-        compensable=tuple(s for s in job.compensable if plan.places[spec_id(s)].index < index),
+        compensable=tuple(s for s in _undoable(job) if plan.places[spec_id(s)].index < index),
         deadline=draft.now + timeout if timeout else None,
+def _undoable(job: Job) -> tuple[str, ...]:
+    """Completed steps with a handler, in order; those too that a halted compensation did not get to."""
+    left = tuple(reversed(job.compensation.todo)) if job.compensation is not None else ()
+    return (*left, *job.compensable)
+
+
         under_way=False,
         completed_at=None,
         error=None,
@@ -177,10 +192,21 @@ def _open_run(draft: Draft, start: str, asked: Retry | Skip | Adopt | Compensate
     draft.change_job(status=JobStatus.DISPATCHING)
 
 
+    if refused := _undone_since(draft):
+        return refused
+    _close_other(draft, asked, ReviewStatus.REPROCESSED, "skip")
 def _end_held(draft: Draft) -> None:
     """A person acted on the review that a job was held for: that run is over."""
     draft.change_job(paused=None, status=JobStatus.IN_PROGRESS if draft.job.under_way else JobStatus.DISPATCHING)
     compensation.end_as_failed(draft)
+def _undone_since(draft: Draft) -> Refused | None:
+    """A run that goes on after the failed step would build on what is no longer there."""
+    undone = draft.job.compensation.done if draft.job.compensation is not None else ()
+    if not undone:
+        return None
+    return Refused("COMPENSATED", f"{', '.join(undone)} of job {draft.job.job_id} was undone since; retry does it anew")
+
+
 
 
 def skip(draft: Draft, asked: Skip) -> Reply:
@@ -205,7 +231,7 @@ def adopt(draft: Draft, asked: Adopt) -> Reply:
         return Refused("STEP_SUCCEEDED", f"step {kept.step_id} has a result already")
     if draft.job.live and step.step_id in draft.job.active:
         _adopt_now(draft, step, asked)
-    elif refused := _not_restartable(draft):
+    elif refused := _not_restartable(draft) or _undone_since(draft):
         return refused
     else:
         _run_from_done(draft, step, asked, StepStatus.SUCCEEDED, kept.result, kept.artifact_refs, kept.attempt_no)
@@ -254,6 +280,7 @@ def _run_from_done(
 ) -> None:
     """A new run in which this step is done already. Inside a container, what succeeded beside it stands too."""
     place, act = flow.place_of(draft, old), "adopt" if isinstance(asked, Adopt) else "skip"
+        undone=False,
     nested = place.container is not None
     start = draft.protocol.plan.ancestor(old.step_id)
     _open_run(draft, start, asked, act)
@@ -275,6 +302,7 @@ def _run_from_done(
     draft.emit("STEP_SKIPPED" if status is StepStatus.SKIPPED else "RESULT_ADOPTED", done, by=asked.by)
     if nested:
         draft.ready.append(Token(start, before=_before(draft, start), keeps=True))
+    _close_other(draft, asked, ReviewStatus.RESOLVED, "compensate")
     else:
         flow.succeeded(draft, done)
 
@@ -287,7 +315,7 @@ def compensate(draft: Draft, asked: Compensate) -> Reply:
         return Applied()
     if job.status is JobStatus.SUCCEEDED or (job.live and not held):
         return _not_restartable(draft) or Refused("JOB_LIVE", f"job {job.job_id} is {job.status}")
-    if not job.compensable:
+    if not _undoable(job):
         return Refused("NOTHING_TO_COMPENSATE", f"no completed step of job {job.job_id} has a handler left to run")
     if not held:
         _open_compensating_run(draft, asked)

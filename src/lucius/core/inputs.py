@@ -143,6 +143,7 @@ class Retry(Struct, frozen=True, kw_only=True):
     caps: tuple[Cap, ...] = ()
 
 
+    item: ReviewItem | None = None
 class Skip(Struct, frozen=True, kw_only=True):
     """A new run in which the failed step counts as done, with this result."""
 
@@ -152,6 +153,7 @@ class Skip(Struct, frozen=True, kw_only=True):
     caps: tuple[Cap, ...] = ()
 
 
+    item: ReviewItem | None = None
 class Compensate(Struct, frozen=True, kw_only=True):
     """Undo what completed steps did, or go on with undoing it."""
 
@@ -160,6 +162,7 @@ class Compensate(Struct, frozen=True, kw_only=True):
     caps: tuple[Cap, ...] = ()
 
 
+    item: ReviewItem | None = None
 class Adopt(Struct, frozen=True, kw_only=True):
     """Take a quarantined success as the step's result instead of paying for it again."""
 

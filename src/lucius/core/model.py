@@ -256,6 +256,7 @@ class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
     closes: bool = False
     run_no: int = 1
 
+    undone: bool = False
 
 class Failure(Struct, frozen=True, omit_defaults=True):
     """What made a flow fail."""

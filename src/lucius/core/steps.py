@@ -60,11 +60,16 @@ def new_step(draft: Draft, place: Place, token: Token, status: StepStatus) -> St
 
 def _key(draft: Draft, step_id: str, old: Step | None, visit: int) -> str:
     job = draft.job
-    same_work = old is not None and old.status is not StepStatus.SUCCEEDED and old.run_no != job.run_no
+    same_work = old is not None and _never_got_done(old) and old.run_no != job.run_no
     if old is not None and (same_work or (old.visit == visit and old.run_no == job.run_no)):
-        return old.idempotency_key  # it never got done: its side effect is still the same one
+        return old.idempotency_key  # its side effect is still the same one
     run_no = job.run_no if old is not None else 1
     return step_idempotency_key(job.tenant_id, job.job_id, step_id, visit, run_no)
+
+
+def _never_got_done(step: Step) -> bool:
+    """What was undone has to be done anew: under its old key it would be taken for done."""
+    return step.status is not StepStatus.SUCCEEDED and not step.undone
 
 
 def new_attempt(

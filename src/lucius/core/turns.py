@@ -80,7 +80,7 @@ def _begin(draft: Draft, token: Token) -> None:
 def _stands(draft: Draft, old: Step) -> bool:
     """A step that was done in an earlier run and need not be paid for again."""
     done = old.status is StepStatus.SUCCEEDED or (old.status is StepStatus.SKIPPED and old.attempt.outcome is not None)
-    return done and old.run_no != draft.job.run_no
+    return done and not old.undone and old.run_no != draft.job.run_no
 
 
 def _keep(draft: Draft, old: Step) -> None:
