@@ -6,10 +6,19 @@ from typing import Any
 from msgspec.structs import replace
 
 from lucius.core.draft import Draft
-from lucius.core.model import Request, Step
+from lucius.core.model import Millis, Request, Step
 from lucius.core.protocol import Notify, StepSpec, items_of
 from lucius.core.tools import ToolError
 from lucius.core.values import render, too_large
+
+TIMEOUT_MS: Millis = 30_000
+"""What a call may take whose step has no timeout_ms."""
+LEASE_SLACK_MS: Millis = 15_000
+
+
+def lease_ms(spec: StepSpec) -> Millis:
+    """The engine makes the call itself: only its own death loses one, and then waiting for long is no use."""
+    return spec.lease_ms or (spec.timeout_ms or TIMEOUT_MS) + LEASE_SLACK_MS
 
 
 def with_requests(draft: Draft, spec: StepSpec, step: Step) -> Step:

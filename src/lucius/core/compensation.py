@@ -5,11 +5,13 @@ from msgspec.structs import replace
 from lucius.core import containers, flow, reviews
 from lucius.core.draft import Draft
 from lucius.core.model import (
+    AttemptOutcome,
     Compensation,
     JobStatus,
     Pause,
     ReviewKind,
     ReviewStatus,
+    StepStatus,
     Token,
 )
 from lucius.core.protocol import spec_id
@@ -44,22 +46,31 @@ def hold(draft: Draft) -> None:
 
 
 def start(draft: Draft, by: str) -> None:
-    """Fence what still runs and undo what was completed. Without handlers there is nothing to undo."""
-    containers.abandon(draft, None)
+    """Fence what still runs, then undo what was completed. Without handlers there is nothing to undo."""
     todo = tuple(reversed(draft.job.compensable))
+    draft.ready.clear()
     draft.change_job(
         compensation=Compensation(todo, draft.now, by, draft.job.failure), deadline=None, compensable=(), paused=None
     )
     draft.emit("COMPENSATION_STARTED", by=by, steps=list(todo))
-    _go_on(draft)
 
 
-def resume(draft: Draft, by: str) -> None:
+def clear(draft: Draft) -> None:
+    """Nothing else may run while handlers do."""
+    under_way = draft.job.compensation
+    assert under_way is not None, "it was started"
+    if containers.fence_some(draft, None, StepStatus.CANCELLED, AttemptOutcome.FENCED, None):
+        draft.ready.clear()
+        draft.change_job(compensation=replace(under_way, cleared=True))
+        _go_on(draft)
+
+
+def resume(draft: Draft, by: str, reason: str) -> None:
     """Try the handler again that failed."""
     halted = draft.job.compensation
     assert halted is not None, "there is something to resume"
     draft.change_job(compensation=replace(halted, failed=None, by=by), paused=None)
-    draft.emit("COMPENSATION_RESUMED", by=by, steps=list(halted.todo))
+    draft.emit("COMPENSATION_RESUMED", by=by, reason=reason, steps=list(halted.todo))
     _go_on(draft)
 
 
@@ -79,6 +90,9 @@ def undone(draft: Draft, token: Token) -> None:
     under_way = draft.job.compensation
     assert under_way is not None, "handlers run in a compensation only"
     step_id, *rest = under_way.todo
+    step = draft.find(step_id)
+    assert step is not None, "what is undone was done"
+    draft.change_step(step, undone=True)
     draft.change_job(compensation=replace(under_way, todo=tuple(rest), done=(*under_way.done, step_id)))
     draft.emit("STEP_COMPENSATED", step=None, of=step_id, handler=token.before)
     _go_on(draft)
@@ -90,9 +104,6 @@ def not_undone(draft: Draft, token: Token) -> None:
     assert under_way is not None, "handlers run in a compensation only"
     assert token.failure is not None, "this one failed"
     draft.change_job(compensation=replace(under_way, failed=under_way.todo[0]))
-    step = draft.find(step_id)
-    assert step is not None, "what is undone was done"
-    draft.change_step(step, undone=True)
     draft.emit("COMPENSATION_HALTED", handler=token.before, steps=list(under_way.todo))
     reviews.open_for_job(draft, ReviewKind.COMPENSATION, token.failure, token.failure.attempt_no)
     hold(draft)
@@ -101,12 +112,12 @@ def not_undone(draft: Draft, token: Token) -> None:
 def _finish(draft: Draft, under_way: Compensation) -> None:
     draft.change_job(compensation=replace(under_way, completed_at=draft.now))
     draft.emit("COMPENSATION_COMPLETED", steps=list(under_way.done))
-    if under_way.by != ENGINE:
-        reviews.close_held(draft, ReviewStatus.RESOLVED, under_way.by, "", "compensate")
     if draft.job.status is JobStatus.CANCELLING:
         flow.end_job(draft, JobStatus.CANCELLED)
     else:
         end_as_failed(draft)
+    if under_way.by != ENGINE:
+        reviews.close_held(draft, ReviewStatus.RESOLVED, under_way.by, "", "compensate")
 
 
 def end_as_failed(draft: Draft) -> None:

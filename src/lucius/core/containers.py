@@ -95,11 +95,19 @@ def branch_failed(draft: Draft, token: Token, failure: Failure) -> None:
         draft.scopes[scope.container] = replace(scope, live=scope.live - 1, failed=scope.failed + 1)
         proceed(draft, scope.container)
         return
+    draft.scopes[scope.container] = replace(scope, failing=failure)
+
+
+def end_failing(draft: Draft, scope: Scope) -> None:
+    """Fence what runs inside; once nothing does, the container has failed."""
+    assert scope.failing is not None, "only for what fails"
+    draft.ready = [token for token in draft.ready if not _leads_inside(draft, token, scope.container)]
+    if not fence_some(draft, scope.container, StepStatus.CANCELLED, AttemptOutcome.FENCED, None):
+        return
     step = draft.find(scope.container)
     assert step is not None, "a scope has a container"
-    abandon(draft, scope.container)
-    ended = flow.close_container(draft, step, StepStatus.FAILED_FINAL, failure)
-    flow.failed(draft, ended, failure)
+    del draft.scopes[scope.container]
+    flow.failed(draft, flow.close_container(draft, step, StepStatus.FAILED_FINAL, scope.failing), scope.failing)
 
 
 def _container(token: Token) -> str:
@@ -107,20 +115,29 @@ def _container(token: Token) -> str:
     return token.container
 
 
-def abandon(draft: Draft, container: str | None) -> None:
-    """Fence all that runs inside a container; with None, all that runs in the job."""
+def fence_some(
+    draft: Draft, container: str | None, status: StepStatus, outcome: AttemptOutcome, failure: Failure | None
+) -> bool:
+    """Fence what runs inside a container, or with None in the whole job, as far as this decision may go.
+
+    True once nothing is left, containers inside included.
+    """
     inner = [name for name in draft.scopes if container is None or is_inside(draft, name, container)]
     draft.require(inner)
-    draft.ready = [t for t in draft.ready if container is not None and not _leads_inside(draft, t, container)]
+    error, cause = (failure.error, failure.failure_class) if failure else (None, None)
     for step in draft.active_steps():
         if container is None or is_inside(draft, step.step_id, container):
-            tasks.fence(draft, step, StepStatus.CANCELLED, AttemptOutcome.FENCED, None)
+            if not draft.has_room():
+                return False
+            tasks.fence(draft, step, status, outcome, error, cause)
     for name in reversed(inner):
+        if not draft.has_room():
+            return False
         nested = draft.find(name)
         del draft.scopes[name]
         if nested is not None:
-            flow.close_container(draft, nested, StepStatus.CANCELLED, None)
-    draft.scopes.pop(container or "", None)
+            flow.close_container(draft, nested, status, failure)
+    return True
 
 
 def is_inside(draft: Draft, step_id: str, container: str) -> bool:

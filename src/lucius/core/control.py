@@ -2,19 +2,18 @@
 
 from msgspec.structs import replace
 
-from lucius.core import approvals, compensation, deadlines, flow, reviews, tasks, waits
+from lucius.core import compensation, deadlines, flow, reviews
 from lucius.core.decision import Applied, Ignored, Refused, Reply
 from lucius.core.draft import Draft
 from lucius.core.inputs import Adopt, Cancel, Compensate, DeadlinePassed, Discard, Resume, Retry, Skip
 from lucius.core.inputs import Pause as PauseAsked
 from lucius.core.model import (
-    WITH_SERVICE,
     Attempt,
     AttemptOutcome,
     CancelRequest,
     ErrorInfo,
-    Job,
     Failure,
+    Job,
     JobStatus,
     OutboxStatus,
     Pause,
@@ -40,11 +39,10 @@ def cancel(draft: Draft, asked: Cancel) -> Reply:
         return Refused("COMPENSATING", f"job {job.job_id} has failed and is being compensated; it ends by itself")
     request = CancelRequest(asked.by, draft.now, asked.reason)
     stopped = Failure(job.current_step_id, ErrorInfo("CANCELLED", f"cancelled by {asked.by}"))
-    draft.change_job(status=JobStatus.CANCELLING, cancel=request, paused=None, failure=stopped, compensation=None)
+    left = job.compensable if job.compensation is None else tuple(reversed(job.compensation.todo))
+    draft.change_job(status=JobStatus.CANCELLING, cancel=request, paused=None, failure=stopped)
+    draft.change_job(compensation=None, compensable=left, catching_up=False)
     draft.emit("CANCEL_REQUESTED", by=asked.by, reason=asked.reason)
-    for step in draft.active_steps():
-        if step.status not in WITH_SERVICE and step.attempt.claimed_at is None:
-            tasks.fence(draft, step, StepStatus.CANCELLED, AttemptOutcome.WITHDRAWN, None)
     return Applied()
 
 
@@ -63,14 +61,7 @@ def pause(draft: Draft, asked: PauseAsked) -> Reply:
         return Refused("JOB_CANCELLING", f"job {job.job_id} is being cancelled and cannot be paused")
     draft.change_job(paused=Pause(asked.by, draft.now, asked.reason), status=JobStatus.PAUSED)
     draft.emit("JOB_PAUSED", by=asked.by, reason=asked.reason)
-    _hold_rows(draft)
     return Applied()
-
-
-def _hold_rows(draft: Draft) -> None:
-    for step in draft.active_steps():
-        if step.status is StepStatus.DISPATCHING and step.attempt.claimed_at is None:
-            draft.put_row(step, OutboxStatus.PENDING)
 
 
 def resume(draft: Draft, asked: Resume) -> Reply:
@@ -81,10 +72,6 @@ def resume(draft: Draft, asked: Resume) -> Reply:
         item = job.review.review_id if job.review else "-"
         return Refused("REVIEW_OPEN", f"job {job.job_id} waits for review item {item}; act on that instead")
     _go_on(draft, asked.by, asked.reason)
-    waits.take_kept(draft)
-    for step in draft.active_steps():
-        if step.status is StepStatus.AWAITING_APPROVAL:
-            approvals.count(draft, step)
     deadlines.pass_deadlines(draft, DeadlinePassed())
     return Applied()
 
@@ -95,23 +82,14 @@ def _go_on(draft: Draft, by: str, reason: str) -> None:
     assert job.paused is not None, "only a paused job goes on"
     deadline = job.deadline + draft.now - job.paused.at if job.deadline is not None else None
     status = JobStatus.IN_PROGRESS if job.under_way else JobStatus.DISPATCHING
-    draft.change_job(paused=None, deadline=deadline, status=status)
+    draft.change_job(paused=None, deadline=deadline, status=status, catching_up=True)
     draft.emit("JOB_RESUMED", by=by, reason=reason)
-    _hold_rows(draft)
 
-    _close_other(draft, asked, ReviewStatus.REPROCESSED, "retry")
 
 def retry(draft: Draft, asked: Retry) -> Reply:
     if refused := _not_restartable(draft):
         return refused
     if asked.from_step is not None and asked.from_step not in {spec.step_id for spec in draft.protocol.steps}:
-def _close_other(draft: Draft, asked: Retry | Skip | Compensate, status: ReviewStatus, act: str) -> None:
-    """The item that a person acted on, unless it is the job's own, which ends with what is done about it."""
-    own = draft.job.review
-    if asked.item is not None and (own is None or own.review_id != asked.item.review_id):
-        reviews.close(draft, asked.item, status, asked.by, asked.reason, act)
-
-
         known = ", ".join(spec.step_id for spec in draft.protocol.steps)
         return Refused("STEP_NOT_FOUND", f"a run can start from a step of the protocol's own list: {known}")
     failed_at = _failed_at(draft)
@@ -121,9 +99,17 @@ def _close_other(draft: Draft, asked: Retry | Skip | Compensate, status: ReviewS
     if token is None:
         start = asked.from_step or failed_at
         token = Token(start, before=_before(draft, start), keeps=asked.from_step is None)
+    _close_other(draft, asked, ReviewStatus.REPROCESSED, "retry")
     _open_run(draft, token.target, asked, "retry")
     draft.ready.append(token)
     return Applied()
+
+
+def _close_other(draft: Draft, asked: Retry | Skip | Compensate, status: ReviewStatus, act: str) -> None:
+    """The item that a person acted on, unless it is the job's own, which ends with what is done about it."""
+    own = draft.job.review
+    if asked.item is not None and (own is None or own.review_id != asked.item.review_id):
+        reviews.close(draft, asked.item, status, asked.by, asked.reason, act)
 
 
 def _not_restartable(draft: Draft) -> Refused | None:
@@ -172,12 +158,6 @@ def _open_run(draft: Draft, start: str, asked: Retry | Skip | Adopt | Compensate
         kept_below=index,
         compensable=tuple(s for s in _undoable(job) if plan.places[spec_id(s)].index < index),
         deadline=draft.now + timeout if timeout else None,
-def _undoable(job: Job) -> tuple[str, ...]:
-    """Completed steps with a handler, in order; those too that a halted compensation did not get to."""
-    left = tuple(reversed(job.compensation.todo)) if job.compensation is not None else ()
-    return (*left, *job.compensable)
-
-
         under_way=False,
         completed_at=None,
         error=None,
@@ -192,21 +172,16 @@ def _undoable(job: Job) -> tuple[str, ...]:
     draft.change_job(status=JobStatus.DISPATCHING)
 
 
-    if refused := _undone_since(draft):
-        return refused
-    _close_other(draft, asked, ReviewStatus.REPROCESSED, "skip")
+def _undoable(job: Job) -> tuple[str, ...]:
+    """Completed steps with a handler, in order; those too that a halted compensation did not get to."""
+    left = tuple(reversed(job.compensation.todo)) if job.compensation is not None else ()
+    return (*left, *job.compensable)
+
+
 def _end_held(draft: Draft) -> None:
     """A person acted on the review that a job was held for: that run is over."""
     draft.change_job(paused=None, status=JobStatus.IN_PROGRESS if draft.job.under_way else JobStatus.DISPATCHING)
     compensation.end_as_failed(draft)
-def _undone_since(draft: Draft) -> Refused | None:
-    """A run that goes on after the failed step would build on what is no longer there."""
-    undone = draft.job.compensation.done if draft.job.compensation is not None else ()
-    if not undone:
-        return None
-    return Refused("COMPENSATED", f"{', '.join(undone)} of job {draft.job.job_id} was undone since; retry does it anew")
-
-
 
 
 def skip(draft: Draft, asked: Skip) -> Reply:
@@ -217,8 +192,19 @@ def skip(draft: Draft, asked: Skip) -> Reply:
     old = draft.find(failed_at) if failed_at is not None else None
     if old is None or draft.protocol.plan.places[spec_id(old.step_id)].handler_of is not None:
         return Refused("STEP_NOT_FOUND", f"job {draft.job.job_id} has no failed step to skip")
+    if refused := _undone_since(draft):
+        return refused
+    _close_other(draft, asked, ReviewStatus.REPROCESSED, "skip")
     _run_from_done(draft, old, asked, StepStatus.SKIPPED, asked.result, [], None)
     return Applied()
+
+
+def _undone_since(draft: Draft) -> Refused | None:
+    """A run that goes on after the failed step would build on what is no longer there."""
+    undone = draft.job.compensation.done if draft.job.compensation is not None else ()
+    if not undone:
+        return None
+    return Refused("COMPENSATED", f"{', '.join(undone)} of job {draft.job.job_id} was undone since; retry does it anew")
 
 
 def adopt(draft: Draft, asked: Adopt) -> Reply:
@@ -280,7 +266,6 @@ def _run_from_done(
 ) -> None:
     """A new run in which this step is done already. Inside a container, what succeeded beside it stands too."""
     place, act = flow.place_of(draft, old), "adopt" if isinstance(asked, Adopt) else "skip"
-        undone=False,
     nested = place.container is not None
     start = draft.protocol.plan.ancestor(old.step_id)
     _open_run(draft, start, asked, act)
@@ -295,6 +280,7 @@ def _run_from_done(
         completed_at=draft.now,
         updated_at=draft.now,
         retry_at=None,
+        undone=False,
         run_no=old.run_no if nested else draft.job.run_no,  # nested, it is found again when its container gets to it
     )
     draft.start_step(done)
@@ -302,7 +288,6 @@ def _run_from_done(
     draft.emit("STEP_SKIPPED" if status is StepStatus.SKIPPED else "RESULT_ADOPTED", done, by=asked.by)
     if nested:
         draft.ready.append(Token(start, before=_before(draft, start), keeps=True))
-    _close_other(draft, asked, ReviewStatus.RESOLVED, "compensate")
     else:
         flow.succeeded(draft, done)
 
@@ -311,12 +296,13 @@ def compensate(draft: Draft, asked: Compensate) -> Reply:
     job = draft.job
     held = job.paused is not None and job.paused.on_review
     if job.compensation is not None and job.compensation.failed is not None and held:
-        compensation.resume(draft, asked.by)
+        compensation.resume(draft, asked.by, asked.reason)
         return Applied()
     if job.status is JobStatus.SUCCEEDED or (job.live and not held):
         return _not_restartable(draft) or Refused("JOB_LIVE", f"job {job.job_id} is {job.status}")
     if not _undoable(job):
         return Refused("NOTHING_TO_COMPENSATE", f"no completed step of job {job.job_id} has a handler left to run")
+    _close_other(draft, asked, ReviewStatus.RESOLVED, "compensate")
     if not held:
         _open_compensating_run(draft, asked)
     else:

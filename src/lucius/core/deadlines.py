@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
-from lucius.core import approvals, flow, tasks, waits
-from lucius.core.draft import Draft, current_step_id, step_clock
+from lucius.core import approvals, containers, flow, tasks, waits
+from lucius.core.draft import Draft, current_step_id, is_unfinished, step_clock
 from lucius.core.inputs import DeadlinePassed
 from lucius.core.model import (
     AttemptOutcome,
@@ -20,14 +20,31 @@ from lucius.core.model import (
 
 def pass_deadlines(draft: Draft, tick: DeadlinePassed) -> bool:
     """Act on every clock of the job that has run out. False if none has."""
+    acted = is_unfinished(draft.job, draft.steps)  # what a decision before this one had to leave over
+    if draft.job.stopping is not None:
+        return acted
     if draft.job.paused is None and draft.job.deadline is not None and draft.job.deadline <= draft.now:
-        end_overdue_job(draft)
+        stop_overdue(draft)
         return True
-    acted = bool(draft.ready) and draft.may_go_on()  # a decision before this one had to leave something over
+    if draft.job.catching_up and not _catch_up(draft):
+        return True
     for step in draft.active_steps():
-        if draft.job.live:
+        if draft.job.live and draft.has_room():
             acted |= _look_at(draft, step, tick)
     return acted
+
+
+def _catch_up(draft: Draft) -> bool:
+    """Votes and signals that came during a pause count before any timeout does. True once all have."""
+    for step in draft.active_steps():
+        if not draft.has_room():
+            return False
+        if step.status is StepStatus.AWAITING_APPROVAL:
+            approvals.count(draft, step)
+        elif step.status is StepStatus.WAITING:
+            waits.take_kept(draft, step)
+    draft.change_job(catching_up=False)
+    return True
 
 
 def _look_at(draft: Draft, step: Step, tick: DeadlinePassed) -> bool:
@@ -76,14 +93,17 @@ def _extend(draft: Draft, step: Step, **deadline: Instant) -> None:
     draft.emit("DEADLINE_EXTENDED", changed, **deadline)
 
 
-def end_overdue_job(draft: Draft) -> None:
-    """The job's time is up: fence what runs and end it."""
+def stop_overdue(draft: Draft) -> None:
+    """The job's time is up: what runs is fenced, and then it ends."""
     error = ErrorInfo("JOB_TIMEOUT", "the job did not finish within its protocol's timeout")
-    cancelling = draft.cancelling
-    draft.require(draft.scopes)
-    status = StepStatus.CANCELLED if cancelling else StepStatus.FAILED_FINAL
     at = current_step_id(draft.job, draft.steps)
-    for step in draft.active_steps():
-        tasks.fence(draft, step, status, AttemptOutcome.JOB_TIMEOUT, error, FailureClass.NON_RETRYABLE)
     failure = Failure(at, error, FailureClass.NON_RETRYABLE, AttemptOutcome.JOB_TIMEOUT)
-    flow.end_job(draft, JobStatus.CANCELLED if cancelling else JobStatus.FAILED_FINAL, failure)
+    draft.ready.clear()
+    draft.change_job(stopping=failure)
+
+
+def go_on_stopping(draft: Draft) -> None:
+    failure, cancelling = draft.job.stopping, draft.job.status is JobStatus.CANCELLING
+    status = StepStatus.CANCELLED if cancelling else StepStatus.FAILED_FINAL
+    if containers.fence_some(draft, None, status, AttemptOutcome.JOB_TIMEOUT, failure):
+        flow.end_job(draft, JobStatus.CANCELLED if cancelling else JobStatus.FAILED_FINAL, failure)

@@ -163,9 +163,7 @@ def _hand_over_released(draft: Draft, report: HandOverReleased) -> Reply:
     step = _current(draft, report)
     if step is None or step.attempt.claimed_at is None:
         return Ignored("this attempt is not being handed over")
-    released = tasks.release(draft, step)
-    if draft.cancelling:
-        tasks.fence(draft, released, StepStatus.CANCELLED, AttemptOutcome.WITHDRAWN, None)
+    tasks.release(draft, step)
     return Applied()
 
 
@@ -175,7 +173,9 @@ def _handed_over(draft: Draft, report: HandedOver) -> Reply:
     if step is None or held:
         return Ignored("this attempt does not wait to be handed over")
     draft.caps = (*draft.caps, *report.caps)
-    tasks.hand_over(draft, step)
+    handed_over = tasks.hand_over(draft, step)
+    if report.picked_up:
+        tasks.pick_up(draft, handed_over)
     return Applied()
 
 
@@ -207,7 +207,8 @@ def _retry_hand_over(draft: Draft, asked: RetryHandOver) -> Reply:
     steps = [step.step_id for step in waiting]
     draft.emit("HANDOVER_RETRY_REQUESTED", by=asked.by, reason=asked.reason, steps=steps)
     for step in waiting:
-        tasks.dispatch_again(draft, step)
+        if draft.has_room():
+            tasks.dispatch_again(draft, step)
     return Applied()
 
 
@@ -217,7 +218,7 @@ def _repair(draft: Draft, drift: Repair) -> Reply:
     if draft.job.status is JobStatus.QUEUED:
         return _start(draft)
     for step in draft.active_steps():
-        if step.step_id in drift.missing_rows and step.status is StepStatus.DISPATCHING:
+        if step.step_id in drift.missing_rows and step.status is StepStatus.DISPATCHING and draft.has_room():
             draft.emit("DRIFT_REPAIRED", step, what="a DISPATCHING step had no outbox row")
             tasks.repair(draft, step)
     draft.change_job(blocked=None)  # derived anew, with `due_at`, when the decision is finished

@@ -11,6 +11,7 @@ from lucius.core.inputs import Cap
 from lucius.core.model import (
     NEVER,
     TERMINAL_STEP,
+    WITH_SERVICE,
     Blocked,
     BlockedReason,
     Event,
@@ -38,6 +39,7 @@ class IllegalTransition(AssertionError):
 MAX_ROWS = 40
 """What one decision may touch. What does not fit goes on in the next one, at once."""
 _ROWS_OF_A_TURN = 9
+_ROWS_OF_AN_END = 6
 
 
 class Draft:
@@ -81,10 +83,16 @@ class Draft:
     def may_go_on(self) -> bool:
         """Whether what is ready may start in this decision."""
         job = self.job
-        if not job.live or job.paused is not None or job.status is JobStatus.QUEUED or self.cancelling:
+        if not job.live or job.paused is not None or job.stopping is not None:
             return False
+        if job.status is JobStatus.QUEUED or self.cancelling:
+            return False
+        return self.has_room(_ROWS_OF_A_TURN)
+
+    def has_room(self, rows: int = _ROWS_OF_AN_END) -> bool:
+        """Whether this decision may touch so many rows more."""
         touched = len(self._changed) + len(self._ended) + len(self._rows) + len(self._events) + len(self._reviews)
-        return touched + _ROWS_OF_A_TURN <= MAX_ROWS
+        return touched + rows < MAX_ROWS
 
     def active_steps(self) -> list[Step]:
         return [self.steps[step_id] for step_id in self.job.active]
@@ -183,7 +191,7 @@ class Draft:
 
     def put_row(self, step: Step, status: OutboxStatus, next_attempt_at: Instant | None = None) -> None:
         attempt, routing = step.attempt, step.attempt.routing
-        if status is OutboxStatus.PENDING and self.job.paused is not None and attempt.claimed_at is None:
+        if status is OutboxStatus.PENDING and attempt.held:
             next_attempt_at = NEVER  # nothing new goes out until resume
         self._rows[attempt.outbox_id] = OutboxRow(
             outbox_id=attempt.outbox_id,
@@ -359,13 +367,37 @@ def due_at(job: Job, steps: dict[str, Step], now: Instant) -> Instant | None:
     paused = job.paused is not None
     if job.status is JobStatus.QUEUED:
         return job.created_at
-    if job.ready and not paused:
-        return now  # this decision had to leave something over
+    if is_unfinished(job, steps):
+        return now
     clocks = [None if paused else job.deadline, *(step_clock(steps[step_id], paused) for step_id in job.active)]
     first = min((clock for clock in clocks if clock is not None), default=None)
     if first is None and any(steps[step_id].status is StepStatus.DISPATCHING for step_id in job.active):
         return None  # its outbox row is what brings it forward
     return NEVER if first is None else first
+
+
+def is_unfinished(job: Job, steps: dict[str, Step]) -> bool:
+    """Whether the decision had to leave something over, having touched as much as it may."""
+    active = [steps[step_id] for step_id in job.active]
+    if job.stopping is not None:
+        return True
+    if job.status is JobStatus.CANCELLING and job.compensation is None:
+        return not active or any(is_idle(step) for step in active)
+    if job.paused is not None:
+        return any(is_free_to_go(step) and not step.attempt.held for step in active)
+    uncleared = job.compensation is not None and not job.compensation.cleared
+    held = any(step.attempt.held for step in active)
+    return bool(job.ready) or job.catching_up or uncleared or held or any(s.failing is not None for s in job.scopes)
+
+
+def is_idle(step: Step) -> bool:
+    """Nothing of it is with a service, nor on its way there."""
+    return step.status not in WITH_SERVICE and step.attempt.claimed_at is None
+
+
+def is_free_to_go(step: Step) -> bool:
+    """It waits in the outbox, and nobody has begun to hand it over."""
+    return step.status is StepStatus.DISPATCHING and step.attempt.claimed_at is None
 
 
 def by_index(step: Step) -> tuple[int, tuple[int, ...]]:

@@ -81,17 +81,12 @@ def go(draft: Draft, step: Step, target: str, *, failure: Failure | None = None,
 
 
 def end_job(draft: Draft, status: JobStatus, failure: Failure | None = None) -> None:
-    """The run is over. Containers that were still open end with it."""
-    containers = [draft.find(container) for container in draft.scopes]
-    for step in containers:
-        if step is not None:
-            end = StepStatus.CANCELLED if status is JobStatus.CANCELLED else StepStatus.FAILED_FINAL
-            close_container(draft, step, end, failure)
+    """The run is over: nothing of it runs any more."""
     draft.ready.clear()
-    draft.scopes.clear()
     draft.refresh_status()
     error = _job_error(failure) if failure else None
-    draft.change_job(status=status, error=error, failure=failure or draft.job.failure, completed_at=draft.now)
+    failure = failure or draft.job.failure
+    draft.change_job(status=status, error=error, failure=failure, completed_at=draft.now, stopping=None)
     if error:
         draft.emit(f"JOB_{status}", error_code=error.code)
     else:

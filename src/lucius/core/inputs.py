@@ -48,10 +48,13 @@ class HandOverReleased(Struct, frozen=True):
 
 
 class HandedOver(Struct, frozen=True):
+    """`picked_up` if whoever took it is at work already, as the engine is with its own calls: no ACK will follow."""
+
     step_id: str
     attempt_no: int
     lease_id: str
     caps: tuple[Cap, ...] = ()
+    picked_up: bool = False
 
 
 class HandOverFailed(Struct, frozen=True):
@@ -140,29 +143,29 @@ class Retry(Struct, frozen=True, kw_only=True):
     by: str
     reason: str = ""
     from_step: str | None = None
+    item: ReviewItem | None = None
     caps: tuple[Cap, ...] = ()
 
 
-    item: ReviewItem | None = None
 class Skip(Struct, frozen=True, kw_only=True):
     """A new run in which the failed step counts as done, with this result."""
 
     by: str
     reason: str = ""
     result: Any = None
+    item: ReviewItem | None = None
     caps: tuple[Cap, ...] = ()
 
 
-    item: ReviewItem | None = None
 class Compensate(Struct, frozen=True, kw_only=True):
     """Undo what completed steps did, or go on with undoing it."""
 
     by: str
     reason: str = ""
+    item: ReviewItem | None = None
     caps: tuple[Cap, ...] = ()
 
 
-    item: ReviewItem | None = None
 class Adopt(Struct, frozen=True, kw_only=True):
     """Take a quarantined success as the step's result instead of paying for it again."""
 

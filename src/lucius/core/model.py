@@ -207,6 +207,7 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     idempotency_key: str = ""
     visit: int = 1
     adopted_from: int | None = None
+    held: bool = False
 
 
 class Vote(Struct, frozen=True, omit_defaults=True):
@@ -255,8 +256,8 @@ class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
     before: str | None = None
     closes: bool = False
     run_no: int = 1
-
     undone: bool = False
+
 
 class Failure(Struct, frozen=True, omit_defaults=True):
     """What made a flow fail."""
@@ -293,6 +294,7 @@ class Scope(Struct, frozen=True, omit_defaults=True):
     succeeded: int = 0
     failed: int = 0
     keeps: bool = False
+    failing: Failure | None = None
 
 
 class Signal(Struct, frozen=True, omit_defaults=True):
@@ -321,6 +323,7 @@ class Compensation(Struct, frozen=True, omit_defaults=True):
     done: tuple[str, ...] = ()
     failed: str | None = None
     completed_at: Instant | None = None
+    cleared: bool = False
 
 
 class Run(Struct, frozen=True, omit_defaults=True):
@@ -385,6 +388,8 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ready: tuple[Token, ...] = ()
     scopes: tuple[Scope, ...] = ()
     paused: Pause | None = None
+    catching_up: bool = False
+    stopping: Failure | None = None
     signals: tuple[Signal, ...] = ()
     failure: Failure | None = None
     output_step_id: str | None = None

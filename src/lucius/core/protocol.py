@@ -33,6 +33,7 @@ Person = Annotated[str, Meta(min_length=1, max_length=256)]
 SUCCEED, FAIL = "SUCCEED", "FAIL"  # where a flow can end instead of going on to a step
 HTTP_SERVICE = "lucius.http"  # the engine's own caller; a dot keeps it apart from every platform service
 WEBHOOK_SERVICE = "lucius.webhook"  # the same, for what clients are told about their jobs
+OF_THE_ENGINE = frozenset({HTTP_SERVICE, WEBHOOK_SERVICE})  # never on a bus, never pulled
 CONTAINERS = frozenset({"parallel", "map"})
 MAX_LIVE = 64  # steps of one job that a protocol may let run at once
 MAX_ITEMS = 10_000

@@ -95,11 +95,16 @@ def claim(draft: Draft, step: Step) -> None:
     draft.put_row(changed, OutboxStatus.PENDING)
 
 
-def release(draft: Draft, step: Step) -> Step:
+def hold(draft: Draft, step: Step, *, held: bool) -> None:
+    """A paused job's row stays in the outbox, out of sight; a resumed one's is back in it."""
+    changed = draft.change_step(step, attempt=replace(step.attempt, held=held))
+    draft.put_row(changed, OutboxStatus.PENDING)
+
+
+def release(draft: Draft, step: Step) -> None:
     """The publish surely did not happen: the row waits as before."""
     changed = draft.change_step(step, attempt=replace(step.attempt, claimed_at=None, ack_deadline=None))
     draft.put_row(changed, OutboxStatus.PENDING)
-    return changed
 
 
 def imply_pick_up(draft: Draft, step: Step) -> Step:
@@ -122,6 +127,8 @@ def pick_up(draft: Draft, step: Step) -> Step:
 
 
 def lease_ms(draft: Draft, spec: StepSpec) -> int:
+    if spec.kind in CALLS:
+        return calls.lease_ms(spec)
     return spec.lease_ms or draft.env.defaults.lease_ms
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from lucius.core import approvals, compensation, containers, decisions, flow, protocol, tasks, waits
-from lucius.core.draft import Draft
-from lucius.core.model import ErrorInfo, Failure, FailureClass, JobStatus, Step, StepStatus, Token
+from lucius.core import approvals, compensation, containers, deadlines, decisions, flow, protocol, tasks, waits
+from lucius.core.draft import Draft, is_free_to_go, is_idle
+from lucius.core.model import AttemptOutcome, ErrorInfo, Failure, FailureClass, JobStatus, Step, StepStatus, Token
 from lucius.core.protocol import FAIL, Place, at_items
 from lucius.core.steps import new_step, visit_of
 from lucius.core.tools import ToolError
@@ -22,12 +22,48 @@ BEGIN: dict[str, Callable[[Draft, Place, Token], None]] = {
 
 
 def settle(draft: Draft) -> None:
-    if draft.cancelling:
-        _drop_what_is_ready(draft)
-        if not draft.job.active:
-            _end_cancelled(draft)
-    while draft.ready and draft.may_go_on():
+    """Bring the job as far as this decision may: to an end, or to where something outside must happen."""
+    if not draft.job.live:
+        return
+    if draft.job.stopping is not None:
+        deadlines.go_on_stopping(draft)
+    elif draft.cancelling:
+        _go_on_cancelling(draft)
+    _hold_or_release(draft)
+    while draft.may_go_on() and _take_a_turn(draft):
+        pass
+
+
+def _take_a_turn(draft: Draft) -> bool:
+    failing = next((scope for scope in draft.scopes.values() if scope.failing is not None), None)
+    undoing = draft.job.compensation
+    if failing is not None:
+        containers.end_failing(draft, failing)
+    elif undoing is not None and not undoing.cleared:
+        compensation.clear(draft)
+    elif draft.ready:
         _follow(draft, draft.ready.pop(0))
+    else:
+        return False
+    return True
+
+
+def _hold_or_release(draft: Draft) -> None:
+    """What waits in the outbox of a paused job stays there."""
+    paused = draft.job.paused is not None
+    for step in draft.active_steps() if draft.job.live else ():
+        if is_free_to_go(step) and step.attempt.held is not paused and draft.has_room():
+            tasks.hold(draft, step, held=paused)
+
+
+def _go_on_cancelling(draft: Draft) -> None:
+    """What is with a service may end; all else ends now."""
+    _drop_what_is_ready(draft)
+    for step in draft.active_steps():
+        if is_idle(step) and draft.has_room():
+            tasks.fence(draft, step, StepStatus.CANCELLED, AttemptOutcome.WITHDRAWN, None)
+    if not draft.job.active and containers.fence_some(draft, None, StepStatus.CANCELLED, AttemptOutcome.FENCED, None):
+        _end_cancelled(draft)
 
 
 def _drop_what_is_ready(draft: Draft) -> None:

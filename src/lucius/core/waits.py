@@ -42,7 +42,7 @@ def begin(draft: Draft, place: Place, token: Token) -> None:
     draft.start_step(step)
     draft.emit("STEP_WAITING", step, until=step.wake_at, signal=step.awaits)
     if step.awaits is not None:
-        _take_kept(draft, step)
+        take_kept(draft, step)
 
 
 def _instant(draft: Draft, wait: Wait, step_id: str, items: tuple[int, ...]) -> Instant:
@@ -83,7 +83,8 @@ def _take(draft: Draft, step: Step, signal: Signal) -> None:
     flow.complete(draft, step, {"signal": signal.name, "by": signal.by, "payload": signal.payload})
 
 
-def _take_kept(draft: Draft, step: Step) -> bool:
+def take_kept(draft: Draft, step: Step) -> bool:
+    """Whether a signal that came before this step did was for it."""
     early = next((signal for signal in draft.job.signals if signal.name == step.awaits), None)
     if early is None:
         return False
@@ -116,10 +117,3 @@ def receive(draft: Draft, said: GiveSignal) -> Reply:
 def signals_of(draft: Draft) -> set[str]:
     places = draft.protocol.plan.places.values()
     return {place.spec.wait.signal for place in places if place.spec.wait is not None and place.spec.wait.signal}
-
-
-def take_kept(draft: Draft) -> None:
-    """After a pause: signals that came meanwhile reach the steps that wait for them, before any timeout does."""
-    for step in draft.active_steps():
-        if step.awaits is not None:
-            _take_kept(draft, step)
