@@ -438,6 +438,8 @@ class TestPending:
         await commit_all(ledger, dispatch("a", lane=1), dispatch("b", lane=2), dispatch("c", lane=1, service="sis"))
         assert await self.ids(ledger, PendingQuery(limit=9, now=5_000, service="ocr")) == ["a", "b"]
         assert await self.ids(ledger, PendingQuery(limit=9, now=5_000, lanes=frozenset({1}))) == ["a", "c"]
+        others = PendingQuery(limit=1, now=5_000, except_services=frozenset({"ocr"}))
+        assert await self.ids(ledger, others) == ["c"]
         both = PendingQuery(limit=9, now=5_000, service="ocr", lanes=frozenset({2, 9}))
         assert await self.ids(ledger, both) == ["b"]
         assert await self.ids(ledger, PendingQuery(limit=9, now=5_000, lanes=frozenset())) == []

@@ -68,7 +68,8 @@ def always(status: int = 200, body: Any = None, *, text: str | None = None, **he
     async def answer(request: web.Request) -> web.StreamResponse:
         if text is not None:
             return web.Response(status=status, text=text, headers=named)
-        return web.json_response(body, status=status, headers=named)
+        written = {"Content-Type": "application/json", **named}
+        return web.Response(status=status, body=json.dumps(body).encode(), headers=written)
 
     return answer
 

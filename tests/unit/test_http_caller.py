@@ -44,7 +44,10 @@ class World:
 
     async def send(self, url: str, **changes: Any) -> Answer:
         call: dict[str, Any] = {"method": "POST", "timeout_ms": 5_000, "idempotency_key": "key-1"}
-        return await self.caller.send(Outgoing(url=url, **{**call, **changes}))
+        return await self.caller.send(Outgoing(url=url, **{**call, "fills_secrets": True, **changes}))
+
+    def admit(self, url: str) -> Slot | Closed:
+        return self.caller.admit(self.caller.host(url))
 
     async def refusal(self, url: str, **changes: Any) -> str:
         with pytest.raises(CallRefused) as refused:
@@ -148,6 +151,12 @@ class TestSecrets:
         assert seen.path == "/s3cr3t-value"
         assert seen.headers["authorization"] == "Bearer s3cr3t-value"
         assert seen.json == {"keys": ["sk_live_123456", 1, None], "plain": "${secrets.API_KEY}"}
+
+    async def test_a_call_that_is_not_from_a_protocol_gets_none(self, there: Peer) -> None:
+        body = {"text": "${secrets.API_KEY} and $${x}"}
+        await World().send(f"{there.url}/", fills_secrets=False, body=body, headers={"X-A": "${secrets.API_KEY}"})
+        assert there.seen[0].json == body
+        assert there.seen[0].headers["x-a"] == "${secrets.API_KEY}"
 
     async def test_one_that_is_not_there_is_named_and_nothing_is_sent(self, there: Peer) -> None:
         with pytest.raises(CallRefused, match="UNKNOWN_SECRET: there is no secret other-key; set LUCIUS_SECRET_OTHER"):
@@ -432,11 +441,11 @@ class TestGates:
         there.answer = in_turn(always(429, None, Retry_After="7"), ok)
         answer = await world.send(f"{there.url}/a")
         assert (answer.status, answer.retry_after_ms) == (429, 7_000)
-        closed = world.caller.admit(f"{there.url}/b")
-        assert closed == Closed(f"127.0.0.1:{there.port}", world.clock.now() + 7_000)
-        assert isinstance(world.caller.admit("http://127.0.0.1:1/"), Slot)
+        closed = world.admit(f"{there.url}/b")
+        assert closed == Closed(world.clock.now() + 7_000)
+        assert isinstance(world.admit("http://127.0.0.1:1/"), Slot)
         world.clock.advance(7)
-        assert isinstance(world.caller.admit(f"{there.url}/b"), Slot)
+        assert isinstance(world.admit(f"{there.url}/b"), Slot)
 
     @pytest.mark.parametrize(
         ("status", "header", "wait_ms"),
@@ -457,12 +466,8 @@ class TestGates:
         world = World()
         there.answer = always(status, None, Retry_After=header)
         assert (await world.send(f"{there.url}/")).retry_after_ms == wait_ms
-        admitted = world.caller.admit(f"{there.url}/")
-        assert (
-            isinstance(admitted, Slot)
-            if wait_ms is None
-            else admitted == Closed(f"127.0.0.1:{there.port}", world.clock.now() + wait_ms)
-        )
+        admitted = world.admit(f"{there.url}/")
+        assert isinstance(admitted, Slot) if wait_ms is None else admitted == Closed(world.clock.now() + wait_ms)
 
     async def test_a_retry_after_may_be_a_date(self, there: Peer) -> None:
         world = World()
@@ -473,30 +478,29 @@ class TestGates:
         world = World()
         there.answer = always(404, None, Retry_After="60")
         await world.send(f"{there.url}/")
-        assert isinstance(world.caller.admit(f"{there.url}/"), Slot)
+        assert isinstance(world.admit(f"{there.url}/"), Slot)
 
     async def test_a_shorter_wait_does_not_open_a_gate_early(self, there: Peer) -> None:
         world = World()
         there.answer = in_turn(always(429, None, Retry_After="60"), always(429, None, Retry_After="1"))
         await world.send(f"{there.url}/")
         await world.send(f"{there.url}/")
-        assert world.caller.admit(f"{there.url}/") == Closed(f"127.0.0.1:{there.port}", world.clock.now() + 60_000)
+        assert world.admit(f"{there.url}/") == Closed(world.clock.now() + 60_000)
 
     def test_a_host_has_only_so_many_calls_at_once(self) -> None:
         world = World(replace(HERE, per_host=2))
-        first, second = (world.caller.admit("https://a.example.com/x") for _ in range(2))
+        first, second = (world.admit("https://a.example.com/x") for _ in range(2))
         assert isinstance(first, Slot)
         assert isinstance(second, Slot)
-        assert world.caller.admit("https://A.example.com:443/y") == Closed("a.example.com:443")
-        assert isinstance(world.caller.admit("https://b.example.com/"), Slot)
+        assert world.admit("https://A.example.com:443/y") == Closed()
+        assert isinstance(world.admit("https://b.example.com/"), Slot)
         first.release()
-        assert isinstance(world.caller.admit("https://a.example.com/z"), Slot)
+        assert isinstance(world.admit("https://a.example.com/z"), Slot)
 
-    def test_what_would_be_refused_is_admitted_to_be_refused(self) -> None:
-        world = World(replace(HERE, per_host=1))
-        for _ in range(3):
-            assert isinstance(world.caller.admit("nonsense"), Slot)
-            assert isinstance(world.caller.admit("https://${secrets.NOBODY}/"), Slot)
+    def test_what_would_be_refused_has_no_host(self) -> None:
+        caller = World().caller
+        assert caller.host("nonsense") == caller.host("https://${secrets.NOBODY}/") == ""
+        assert caller.host("https://[2606:4700::1111]/") == "[2606:4700::1111]:443"
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")

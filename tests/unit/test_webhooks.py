@@ -38,6 +38,7 @@ async def notify(there: Peer, by: HttpCaller, secret: str = "default", body: Any
         timeout_ms=5_000,
         idempotency_key="step-key-1",
         sign_with=secret,
+        fills_secrets=True,
     )
     await by.send(call)
     return there.seen[-1]

@@ -79,15 +79,17 @@ class HttpCaller:
         self._max_response_bytes = max_response_bytes
         self._gates = Gates()
 
-    def admit(self, url: str) -> Slot | Closed:
+    def host(self, url: str) -> str:
         try:
-            destination = destinations.parse(Filling(self._secrets).fill(url))
+            return destinations.parse(Filling(self._secrets).fill(url)).authority
         except CallRefused:
-            return Slot("", lambda: None)
-        return self._gates.admit(destination.authority, self._policy().per_host, self._clock.now())
+            return ""
+
+    def admit(self, host: str) -> Slot | Closed:
+        return self._gates.admit(host, self._policy().per_host, self._clock.now())
 
     async def send(self, call: Outgoing) -> Answer:
-        filling = Filling(self._secrets)
+        filling = Filling(self._secrets if call.fills_secrets else None)
         try:
             return await self._send(call, filling)
         except CallError as error:

@@ -205,7 +205,7 @@ def _is_wanted(row: OutboxRow, query: PendingQuery) -> bool:
         ready = row.claimed_at is not None
     else:
         ready = row.claimed_at is None and (row.next_attempt_at is None or row.next_attempt_at <= query.now)
-    right_service = query.service is None or row.service == query.service
+    right_service = query.service in (None, row.service) and row.service not in query.except_services
     return ready and right_service and (query.lanes is None or row.lane in query.lanes)
 
 

@@ -59,7 +59,7 @@ class NoticeRunner:
             return False
         call = Outgoing(
             method="POST",
-            url=url.replace("${", "$${"),
+            url=url,
             body=notice_body(view, run_no),
             timeout_ms=TIMEOUT_MS,
             idempotency_key=notice_id(row.job_id, run_no),

@@ -7,6 +7,7 @@ import structlog
 from lucius.core.decision import Applied
 from lucius.core.inputs import HandedOver
 from lucius.core.model import OutboxRow
+from lucius.core.protocol import OF_THE_ENGINE
 from lucius.ports.bus import Publisher
 from lucius.ports.clock import Clock
 from lucius.ports.errors import BusDown
@@ -99,7 +100,8 @@ class Relay:
 
     async def _push_past(self, waiting: set[str]) -> int:
         """Rows behind a full batch: a service at its cap must not hold up the others."""
-        services = [service for service in (await self._reader.backlog()).pending if service not in waiting]
+        passed = waiting | OF_THE_ENGINE
+        services = [service for service in (await self._reader.backlog()).pending if service not in passed]
         return sum([sum(await self._push_all(await self._dispatcher.take(service, BATCH))) for service in services])
 
     async def _push_all(self, rows: list[OutboxRow]) -> list[bool]:

@@ -1,7 +1,6 @@
 """How the engine asks the outside world for something: one HTTP request, one answer.
 
-In the strings of a call `${secrets.NAME}` stands for a secret, and `$${` for a plain `${`. Only the caller knows the
-values, and nothing that it answers or raises shows them.
+Only the caller knows the values of secrets, and nothing that it answers or raises shows them.
 """
 
 from collections.abc import Callable
@@ -13,7 +12,11 @@ from lucius.core.model import Instant, Millis
 
 
 class Outgoing(Struct, frozen=True, kw_only=True):
-    """`body` is a JSON value, or text that is sent as it is. `sign_with` names the webhook secret to sign with."""
+    """`body` is a JSON value, or text that is sent as it is. `sign_with` names the webhook secret to sign with.
+
+    With `fills_secrets`, `${secrets.NAME}` in the strings stands for a secret and `$${` for a plain `${`: only for what
+    was rendered from a protocol, so that nobody's data can pass for the name of a secret.
+    """
 
     method: str
     url: str
@@ -21,6 +24,7 @@ class Outgoing(Struct, frozen=True, kw_only=True):
     body: Any = None
     timeout_ms: Millis
     idempotency_key: str
+    fills_secrets: bool = False
     sign_with: str | None = None
     traceparent: str | None = None
 
@@ -37,20 +41,21 @@ class Answer(Struct, frozen=True, kw_only=True):
 class Slot(Struct, frozen=True):
     """One of the calls that a host may get at a time. Must be released, once."""
 
-    host: str
     release: Callable[[], None]
 
 
 class Closed(Struct, frozen=True):
     """The host asked to be left alone until then, or, without an instant, has as many calls as it may have."""
 
-    host: str
     until: Instant | None = None
 
 
 class Caller(Protocol):
-    def admit(self, url: str) -> Slot | Closed:
-        """A place among the calls to the URL's host. A URL that `send` would refuse is always admitted."""
+    def host(self, url: str) -> str:
+        """The host and port of a URL; empty for one that `send` would refuse."""
+
+    def admit(self, host: str) -> Slot | Closed:
+        """A place among the calls to a host."""
 
     async def send(self, call: Outgoing) -> Answer:
         """Make the request, once. Raises CallRefused or CallFailed."""

@@ -38,6 +38,7 @@ class PendingQuery(Struct, frozen=True, kw_only=True):
     limit: int
     now: Instant
     service: str | None = None
+    except_services: frozenset[str] = frozenset()
     lanes: frozenset[int] | None = None
     claimed: bool = False
 

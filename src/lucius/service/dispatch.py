@@ -15,7 +15,7 @@ from lucius.core.decide import unacked_counter
 from lucius.core.decision import Applied, Decision
 from lucius.core.inputs import Cap, HandedOver, HandOverFailed, HandOverReleased, HandOverStarted, Input
 from lucius.core.model import ErrorInfo, OutboxRow
-from lucius.core.protocol import Protocol
+from lucius.core.protocol import OF_THE_ENGINE, Protocol
 from lucius.ports.bus import Publisher
 from lucius.ports.clock import Clock
 from lucius.ports.errors import BusDown, LimitReached, MessageRefused, OutcomeUnknown
@@ -47,7 +47,7 @@ class Dispatcher:
         self._writer = writer
         self._clock = clock
         self._max_unacked = max_unacked
-        self._taken: set[str] = set()
+        self._taken: dict[str, set[str]] = {}
 
     async def pull(
         self,
@@ -92,18 +92,36 @@ class Dispatcher:
         return directives
 
     async def take(self, service: str | None, limit: int, lanes: frozenset[int] | None = None) -> list[OutboxRow]:
-        """PENDING rows that nobody else in this process is handing over right now."""
+        """PENDING rows that nobody else in this process is handing over right now.
+
+        Without a service, those of every platform service.
+        """
         query = PendingQuery(
-            limit=limit + len(self._taken), now=self._clock.now(), service=service, lanes=lanes, claimed=False
+            limit=limit + self._count_taken(service),
+            now=self._clock.now(),
+            service=service,
+            except_services=OF_THE_ENGINE if service is None else frozenset(),
+            lanes=lanes,
         )
         rows = await self._ledger.pending(query)
-        free = [row for row in rows if row.outbox_id not in self._taken and row.next_attempt_at is None]
+        free = [row for row in rows if not self._is_taken(row) and row.next_attempt_at is None]
         mine = free[:limit]
-        self._taken.update(row.outbox_id for row in mine)
+        for row in mine:
+            self._taken.setdefault(row.service, set()).add(row.outbox_id)
         return mine
 
     def put_back(self, rows: list[OutboxRow]) -> None:
-        self._taken.difference_update(row.outbox_id for row in rows)
+        for row in rows:
+            self._taken.get(row.service, set()).discard(row.outbox_id)
+
+    def _is_taken(self, row: OutboxRow) -> bool:
+        return row.outbox_id in self._taken.get(row.service, ())
+
+    def _count_taken(self, service: str | None) -> int:
+        """How many rows the ledger may answer that are not to be had."""
+        if service is not None:
+            return len(self._taken.get(service, ()))
+        return sum(len(rows) for name, rows in self._taken.items() if name not in OF_THE_ENGINE)
 
     async def _give(self, row: OutboxRow) -> Directive | None:
         decision = await self._report(row, HandedOver(row.step_id, row.attempt_no, row.lease_id, self._caps(row)))

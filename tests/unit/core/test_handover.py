@@ -2,10 +2,12 @@
 
 import pytest
 
+from lucius.core import calls
 from lucius.core.decide import unacked_counter
 from lucius.core.decision import Applied, Ignored
-from lucius.core.inputs import Cap
-from lucius.core.model import JobStatus, OutboxStatus
+from lucius.core.inputs import Cap, HandedOver, Pause
+from lucius.core.model import JobStatus, OutboxStatus, StepStatus
+from lucius.core.protocol import Notify, StepSpec
 from tests.unit.core.builders import MINUTE, Story
 
 
@@ -152,3 +154,28 @@ class TestRepair:
         story.submit()
         assert story.repair() == Applied()
         assert story.status is JobStatus.DISPATCHING
+
+
+class TestTakenByTheEngineItself:
+    """The engine's own calls are handed over and picked up in one decision."""
+
+    def test_the_lease_runs_and_nothing_waits_for_an_ack(self) -> None:
+        story = Story().dispatched()
+        assert story.feed(HandedOver(*story.lease, picked_up=True)) == Applied()
+        assert story.step.status is StepStatus.PROCESSING
+        assert story.row.status is OutboxStatus.SENT
+        assert story.attempt.lease_expires_at == story.job.due_at == story.now + 15 * MINUTE
+        assert story.decision.counters == {}
+
+    def test_a_paused_job_keeps_it_back(self) -> None:
+        story = Story().dispatched()
+        story.feed(Pause("ada"))
+        assert isinstance(story.feed(HandedOver(*story.lease, picked_up=True)), Ignored)
+        assert story.step.status is StepStatus.DISPATCHING
+
+    @pytest.mark.parametrize(
+        ("fields", "lease_ms"), [({}, 45_000), ({"timeout_ms": 5_000}, 20_000), ({"lease_ms": 1_000}, 1_000)]
+    )
+    def test_a_calls_lease_is_little_more_than_it_may_take(self, fields: dict[str, int], lease_ms: int) -> None:
+        spec = StepSpec(step_id="call", kind="notify", notify=Notify(url="https://a.example.com", type="t"), **fields)
+        assert calls.lease_ms(spec) == lease_ms

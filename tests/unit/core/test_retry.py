@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lucius.core.decision import Defaults, Env
-from lucius.core.model import AttemptOutcome, FailureClass, ReviewKind
+from lucius.core.model import AttemptOutcome, FailureClass, JobStatus, ReviewKind, StepStatus
 from lucius.core.protocol import BackoffStrategy, RetriedClass, RetryPolicy, StepSpec
-from lucius.core.retry import MATRIX, delay_before_retry, is_retried, max_attempts
-from tests.unit.core.builders import MINUTE, SECOND
+from lucius.core.retry import MATRIX, delay_before_retry, max_attempts
+from tests.unit.core.builders import MINUTE, SECOND, Story, three_steps
 
 FIRST, NO_ACK, REPORTED = AttemptOutcome.HANDOVER_FAILED, AttemptOutcome.ACK_TIMEOUT, AttemptOutcome.FAILED
 
@@ -156,6 +156,10 @@ class Cell(NamedTuple):
         return StepSpec(step_id="ocr", step_type="OCR", service="ocr", retry_policy=policy)
 
     @property
+    def retries_transient(self) -> bool:
+        return self.retry_on_classes is None or "TRANSIENT" in self.retry_on_classes
+
+    @property
     def expected(self) -> int | None:
         """How long it waits for the third attempt; None if there is none."""
         retried, first_ms, _ = DOCUMENTED[self.cause]
@@ -168,18 +172,28 @@ class Cell(NamedTuple):
 CELLS = [Cell(*cell) for cell in product(FailureClass, FACTORS, (None, 1, 10 * MINUTE), (0, 1), CLASSES)]
 
 
-def ruled(cell: Cell) -> int | None:
-    env = Env(lambda: "id", lambda: 0.25)
-    if not is_retried(cell.spec, cell.cause) or max_attempts(cell.spec, env) <= 2:
+def decided(cell: Cell) -> int | None:
+    """What the core makes of it: how long the step waits for another attempt; None if it has failed for good."""
+    story = Story(three_steps(retry=cell.spec.retry_policy), jitter=0.25).processing()
+    story.fail(failure_class=FailureClass.TRANSIENT if cell.retries_transient else cell.cause)
+    if story.step.status is StepStatus.FAILED_FINAL:
         return None
-    return delay_before_retry(cell.spec, 2, REPORTED, env, cell.cause, cell.retry_after_ms)
+    story.next_attempt().hand_over()
+    story.ack()
+    story.fail(failure_class=cell.cause, retry_after_ms=cell.retry_after_ms)
+    if story.step.status is StepStatus.FAILED_FINAL:
+        assert story.status in (JobStatus.FAILED_FINAL, JobStatus.PAUSED)
+        return None
+    assert story.step.status is StepStatus.FAILED_RETRY
+    assert story.step.retry_at is not None
+    return story.step.retry_at - story.now
 
 
 @pytest.mark.parametrize("cause", FailureClass)
 def test_every_cell_of_the_matrix_is_as_documented(cause: FailureClass) -> None:
     cells = [cell for cell in CELLS if cell.cause is cause]
     assert len(cells) == 3 * 3 * 2 * 5
-    assert [(cell, ruled(cell)) for cell in cells] == [(cell, cell.expected) for cell in cells]
+    assert [(cell, decided(cell)) for cell in cells] == [(cell, cell.expected) for cell in cells]
 
 
 def test_the_matrix_has_a_row_for_every_class_that_says_where_a_final_failure_goes() -> None:

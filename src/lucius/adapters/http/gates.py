@@ -20,11 +20,11 @@ class Gates:
     def admit(self, host: str, most: int, now: Instant) -> Slot | Closed:
         opens_at = self._closed.get(host, now)
         if opens_at > now:
-            return Closed(host, opens_at)
+            return Closed(opens_at)
         if self._calls[host] >= most:
-            return Closed(host)
+            return Closed()
         self._calls[host] += 1
-        return Slot(host, lambda: self._leave(host))
+        return Slot(lambda: self._leave(host))
 
     def _leave(self, host: str) -> None:
         self._calls[host] -= 1

@@ -17,14 +17,16 @@ def normal(name: str) -> str:
 
 
 class Filling:
-    """Replaces placeholders of one call and remembers which secrets it used."""
+    """Replaces placeholders of one call and remembers which secrets it used. Without any, leaves all as it is."""
 
-    def __init__(self, secrets: Mapping[str, str]) -> None:
+    def __init__(self, secrets: Mapping[str, str] | None) -> None:
         self._secrets = secrets
         self._used: set[str] = set()
 
     def fill(self, value: Any) -> Any:
         """Raises CallRefused for a secret that is not there."""
+        if self._secrets is None:
+            return value
         match value:
             case str():
                 return _PLACEHOLDER.sub(self._replace, value) if "${" in value else value
@@ -39,7 +41,7 @@ class Filling:
         name = found[1]
         if name is None:
             return "${"
-        secret = self._secrets.get(normal(name))
+        secret = (self._secrets or {}).get(normal(name))
         if secret is None:
             raise CallRefused("UNKNOWN_SECRET", f"there is no secret {name}; set LUCIUS_SECRET_{normal(name)}")
         self._used.add(secret)

@@ -69,7 +69,8 @@ class SqliteReader:
 
     async def pending(self, query: PendingQuery) -> list[OutboxRow]:
         services = self._mirror.services if query.service is None else {query.service}
-        found = chain.from_iterable(self._pending_of(service, query) for service in services)
+        wanted = (service for service in services if service not in query.except_services)
+        found = chain.from_iterable(self._pending_of(service, query) for service in wanted)
         return [rows.outbox_row(body) for _, body in heapq.nsmallest(query.limit, found)]
 
     def _pending_of(self, service: str, query: PendingQuery) -> Iterator[Row]:

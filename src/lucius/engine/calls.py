@@ -1,0 +1,208 @@
+"""From the outbox to the outside world: the engine is the service behind `external_call` and `notify`.
+
+A host that is slowed or has its fill keeps its rows waiting here, PENDING and with nothing burned, while those of other
+hosts go past them.
+"""
+
+import asyncio
+from collections import deque
+
+import structlog
+
+from lucius.core.decision import Applied, Decision
+from lucius.core.inputs import HandedOver, Succeeded
+from lucius.core.model import Instant, OutboxRow
+from lucius.core.protocol import HTTP_SERVICE
+from lucius.engine.exchange import Exchange, Outcome
+from lucius.ports.calls import Caller, Closed, Slot
+from lucius.ports.clock import Clock
+from lucius.ports.errors import LedgerError
+from lucius.ports.ledger import Ledger
+from lucius.service.dispatch import Dispatcher
+from lucius.service.errors import RejectCode, Rejected
+from lucius.service.hub import Hub
+from lucius.service.jobs import Jobs
+
+log = structlog.get_logger(__name__)
+
+BATCH = 500
+GRACE = 10.0
+FIRST_BACKOFF, MAX_BACKOFF = 0.1, 5.0
+SECONDS_PER_WAITING_ROW = 1e-5  # the outbox is read past every row that waits here: the more, the less often
+
+
+class CallRunner:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        jobs: Jobs,
+        dispatcher: Dispatcher,
+        caller: Caller,
+        exchange: Exchange,
+        hub: Hub,
+        clock: Clock,
+        retry_interval: float,
+        parallel: int = 64,
+    ) -> None:
+        self._ledger = ledger
+        self._jobs = jobs
+        self._dispatcher = dispatcher
+        self._caller = caller
+        self._exchange = exchange
+        self._hub = hub
+        self._clock = clock
+        self._retry_interval = retry_interval
+        self._parallel = parallel
+        self._waiting: dict[str, deque[OutboxRow]] = {}
+        self._aside: deque[tuple[Instant, OutboxRow]] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._freed = asyncio.Event()
+        self._opens_at: Instant | None = None
+        self._failure: Exception | None = None
+
+    async def turn(self) -> None:
+        """Start every call that may start, then wait for more."""
+        self._raise_failure()
+        self._freed.clear()
+        seen = self._hub.arrivals(HTTP_SERVICE)
+        if not await self.start_ready():
+            await self._wait_for_more(seen)
+
+    async def stop(self, grace: float = GRACE) -> None:
+        """Let running calls end, for a while. One that is cut off ends by its lease, and is tried again like any."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=grace)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    async def start_ready(self) -> bool:
+        """Whether there is more to look at right away."""
+        self._bring_back()
+        self._start_waiting()
+        await asyncio.sleep(self._count_waiting() * SECONDS_PER_WAITING_ROW)
+        rows = await self._dispatcher.take(HTTP_SERVICE, BATCH)
+        hosts = await asyncio.gather(*(self._host(row) for row in rows))
+        for row, host in zip(rows, hosts, strict=True):
+            if host is None:
+                self._set_aside(row)
+            else:
+                self._waiting.setdefault(host, deque()).append(row)
+        self._start_waiting()
+        return len(rows) == BATCH
+
+    async def _host(self, row: OutboxRow) -> str | None:
+        """Where the attempt's request goes; None if it is no longer wanted."""
+        view = await self._ledger.load(row.job_id, (row.step_id,))
+        step = view.steps.get(row.step_id) if view else None
+        if step is None or step.request is None or step.attempt.lease_id != row.lease_id:
+            return None
+        return self._caller.host(step.request.url)
+
+    def _start_waiting(self) -> None:
+        """From every host in turn, as many as it may have now."""
+        self._opens_at = None
+        for host in list(self._waiting):
+            queue = self._waiting[host]
+            while queue and len(self._running) < self._parallel:
+                admitted = self._caller.admit(host)
+                if isinstance(admitted, Closed):
+                    self._note_opening(admitted.until)
+                    break
+                self._start(queue.popleft(), admitted)
+            if not queue:
+                del self._waiting[host]
+            else:  # behind the others the next time, should there be more of them than may run
+                self._waiting[host] = self._waiting.pop(host)
+
+    def _note_opening(self, until: Instant | None) -> None:
+        if until is not None:
+            self._opens_at = until if self._opens_at is None else min(until, self._opens_at)
+
+    def _start(self, row: OutboxRow, slot: Slot) -> None:
+        task = asyncio.create_task(self._run(row), name=f"lucius-call-{row.outbox_id}")
+        self._running.add(task)
+        task.add_done_callback(lambda done: self._ended(done, row, slot))
+
+    def _ended(self, done: asyncio.Task[None], row: OutboxRow, slot: Slot) -> None:
+        slot.release()
+        self._running.discard(done)
+        self._freed.set()
+        error = None if done.cancelled() else done.exception()
+        if isinstance(error, Exception):
+            self._failure = error
+            self._set_aside(row)
+
+    async def _run(self, row: OutboxRow) -> None:
+        """Hand-over and pick-up in one commit, so that a call that was started is never taken for one that was not."""
+        taken = await self._take(row)
+        if taken is None:
+            self._set_aside(row)
+            return
+        self._dispatcher.put_back([row])
+        step = next(step for step in taken.steps if step.step_id == row.step_id)
+        outcome = await self._exchange.outcome(taken, step)
+        log.info("call made", job_id=row.job_id, step_id=row.step_id, attempt_no=row.attempt_no, **_told(outcome))
+        await self._report(row, outcome, step.attempt.lease_expires_at or 0)
+
+    async def _take(self, row: OutboxRow) -> Decision | None:
+        taken = HandedOver(row.step_id, row.attempt_no, row.lease_id, picked_up=True)
+        try:
+            decision = await self._jobs.apply(row.job_id, (taken,), row.step_id)
+        except Rejected as rejected:
+            if rejected.code is not RejectCode.JOB_NOT_FOUND:
+                raise
+            return None
+        return decision if isinstance(decision.reply, Applied) else None
+
+    async def _report(self, row: OutboxRow, outcome: Outcome, lease_expires_at: Instant) -> None:
+        """The call can't be unmade, so a ledger in trouble is asked again for as long as the answer would count."""
+        backoff = FIRST_BACKOFF
+        while True:
+            try:
+                await self._jobs.apply(row.job_id, (outcome,), row.step_id)
+            except (LedgerError, Rejected) as error:
+                if self._clock.now() + backoff * 1000 >= lease_expires_at:
+                    raise
+                log.warning("could not record a call, will try again", job_id=row.job_id, reason=str(error))
+                await asyncio.sleep(backoff)
+                backoff = min(backoff * 2, MAX_BACKOFF)
+            else:
+                return
+
+    def _set_aside(self, row: OutboxRow) -> None:
+        """Not to be looked at again at once: nothing would have changed."""
+        self._aside.append((self._clock.now() + round(self._retry_interval * 1000), row))
+
+    def _bring_back(self) -> None:
+        now = self._clock.now()
+        while self._aside and self._aside[0][0] <= now:
+            self._dispatcher.put_back([self._aside.popleft()[1]])
+
+    def _count_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    async def _wait_for_more(self, seen: int) -> None:
+        """Until a row comes, a call ends, a host opens, or it is time to look all the same."""
+        seconds = self._retry_interval
+        if self._opens_at is not None:
+            seconds = min(seconds, max(0.0, (self._opens_at - self._clock.now()) / 1000))
+        freed = asyncio.ensure_future(self._freed.wait())
+        try:
+            if not await self._hub.wait_for_row(HTTP_SERVICE, seconds, seen, gone=freed) and self._hub.closed:
+                await freed
+        finally:
+            freed.cancel()
+
+
+def _told(outcome: Outcome) -> dict[str, str]:
+    """What a log may know of it."""
+    if isinstance(outcome, Succeeded):
+        return {"outcome": "SUCCEEDED"}
+    return {"outcome": "FAILED", "failure_class": str(outcome.failure_class), "error_code": outcome.error.code}

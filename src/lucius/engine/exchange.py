@@ -1,0 +1,235 @@
+"""One attempt of a call or a webhook: the request, and what its answer means for the step."""
+
+import asyncio
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lucius.core.calls import TIMEOUT_MS
+from lucius.core.classify import CODES, class_of_status
+from lucius.core.decision import Decision, Env, MissingSteps
+from lucius.core.draft import Draft
+from lucius.core.inputs import Failed, Succeeded
+from lucius.core.model import ErrorInfo, FailureClass, Job, Millis, Request, Step
+from lucius.core.protocol import Call, Guard, items_of, spec_id
+from lucius.core.steps import step_idempotency_key
+from lucius.core.tools import ToolError
+from lucius.core.values import MAX_VALUE_BYTES, values
+from lucius.ports.calls import Answer, Caller, Outgoing
+from lucius.ports.clock import Clock
+from lucius.ports.errors import CallFailed, CallRefused
+from lucius.ports.ledger import Ledger
+from lucius.service.json_values import MAX_DEPTH, too_deep
+
+SLACK_MS: Millis = 2_000  # a step's own timeout_ms is the core's to watch; ours only ends what it has given up
+MAX_MESSAGE = 500
+MAX_LOADS = 20
+
+KNOWING = frozenset({404, 410})  # beside 2xx, what a guard may answer and still have said something
+
+_CODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+Outcome = Succeeded | Failed
+
+
+class _Said(Struct, frozen=True):
+    """What became of the attempt, before it is put into the words of a callback."""
+
+    result: Any = None
+    failure_class: FailureClass | None = None
+    code: str = ""
+    message: str = ""
+    retry_after_ms: Millis | None = None
+    sent: bool = True
+
+
+class Exchange:
+    """Makes the requests of one attempt at a time; knows nothing of queues."""
+
+    def __init__(self, *, caller: Caller, ledger: Ledger, clock: Clock, env: Env) -> None:
+        self._caller = caller
+        self._ledger = ledger
+        self._clock = clock
+        self._env = env
+
+    async def outcome(self, decision: Decision, step: Step) -> Outcome:
+        """`decision` is the one that handed the attempt over. Raises nothing that belongs to the call."""
+        try:
+            said = await self._make(decision, step)
+        except CallRefused as refused:
+            cause = FailureClass.NON_RETRYABLE
+            said = _Said(failure_class=cause, code=refused.code, message=refused.message, sent=False)
+        except CallFailed as failed:
+            cause = CODES.get(failed.code, FailureClass.TRANSIENT)
+            said = _Said(failure_class=cause, code=failed.code, message=failed.message, sent=failed.sent)
+        except ToolError as error:
+            said = _Said(failure_class=FailureClass.NON_RETRYABLE, code="EXPRESSION_FAILED", message=str(error))
+        return _in_words(step, said)
+
+    async def _make(self, decision: Decision, step: Step) -> _Said:
+        spec = decision.protocol.step(step.step_id)
+        if spec is None or step.request is None:
+            raise CallRefused("BAD_URL", "the step has no request")
+        budget = _Budget(spec.timeout_ms + SLACK_MS if spec.timeout_ms else TIMEOUT_MS)
+        if spec.notify is not None:
+            call = self._outgoing(decision.job, step, step.request, budget, sign_with=spec.notify.secret)
+            answer = await self._caller.send(call)
+            return _Said({"status": answer.status}) if _is_fine(answer) else _by_status(answer, step.request)
+        assert spec.external_call is not None, "only calls and webhooks are for lucius.http"
+        guard = spec.external_call.guard
+        if guard is not None and step.guard_request is not None and may_have_run(step, decision.job):
+            done = await self._guarded(decision.job, step, step.guard_request, guard, budget)
+            if done is not None:
+                return done
+        answer = await self._caller.send(self._outgoing(decision.job, step, step.request, budget))
+        return await self._mapped(step, spec.external_call, step.request, answer)
+
+    def _outgoing(
+        self, job: Job, step: Step, request: Request, budget: "_Budget", sign_with: str | None = None
+    ) -> Outgoing:
+        return Outgoing(
+            method=request.method,
+            url=request.url,
+            headers=request.headers,
+            body=request.body,
+            timeout_ms=budget.left_ms(),
+            idempotency_key=step.idempotency_key,
+            fills_secrets=True,
+            sign_with=sign_with,
+            traceparent=job.command.traceparent,
+        )
+
+    async def _guarded(self, job: Job, step: Step, request: Request, guard: Guard, budget: "_Budget") -> _Said | None:
+        """What an earlier try has brought about; None if it has not. A guard that can't say fails the attempt."""
+        answer = await self._caller.send(self._outgoing(job, step, request, budget))
+        if not _is_fine(answer) and answer.status not in KNOWING:
+            return _by_status(answer, request, "the guard request")
+        if not await self._is_true(step, guard.done_when, answer):
+            return None
+        result = answer.body if guard.result is None else await self._evaluate(step, guard.result, answer)
+        return _bounded(result)
+
+    async def _mapped(self, step: Step, call: Call, request: Request, answer: Answer) -> _Said:
+        for rule in call.errors:
+            if await self._matches(step, rule.when, answer):
+                return _failure(answer, request, rule.failure_class, rule.code)
+        if not _is_fine(answer):
+            return _by_status(answer, request)
+        return _bounded(answer.body if call.result is None else await self._evaluate(step, call.result, answer))
+
+    async def _matches(self, step: Step, expression: str, answer: Answer) -> bool:
+        """A rule over members that this answer has not got does not match: most answers are not that error."""
+        try:
+            return await self._evaluate(step, expression, answer) is True
+        except ToolError:
+            return False
+
+    async def _is_true(self, step: Step, expression: str, answer: Answer) -> bool:
+        value = await self._evaluate(step, expression, answer)
+        if not isinstance(value, bool):
+            raise ToolError(f"must be true or false: {expression}")
+        return value
+
+    async def _evaluate(self, step: Step, expression: str, answer: Answer) -> Any:
+        """Raises ToolError."""
+        tools = self._env.tools
+        names = tools.names(expression) - {"response"}
+        visible = await self._visible(step, names) if names else {}
+        response = {"status": answer.status, "headers": answer.headers, "body": answer.body}
+        return tools.evaluate(expression, {**visible, "response": response})
+
+    async def _visible(self, step: Step, names: frozenset[str]) -> dict[str, Any]:
+        """What the step can see of its job. Steps that it names are loaded, others are not."""
+        wanted: set[str] = {step.step_id}
+        for _ in range(MAX_LOADS):
+            view = await self._ledger.load(step.job_id, wanted)
+            assert view is not None, "a job does not vanish while it runs"
+            draft = Draft(view, self._clock.now(), self._env)
+            try:
+                return dict(values(draft, names, spec_id(step.step_id), items_of(step.step_id)))
+            except MissingSteps as missing:
+                wanted |= missing.step_ids
+        raise ToolError("reads too many steps")
+
+
+class _Budget:
+    """The time that all requests of an attempt have together."""
+
+    def __init__(self, millis: Millis) -> None:
+        self._ends_at = asyncio.get_running_loop().time() + millis / 1000
+
+    def left_ms(self) -> Millis:
+        return max(1, round((self._ends_at - asyncio.get_running_loop().time()) * 1000))
+
+
+def may_have_run(step: Step, job: Job) -> bool:
+    """Whether an earlier attempt at the same piece of work was made: in this visit, or in a run that did not do it."""
+    if step.tries > 1:
+        return True
+    if step.attempt.attempt_no == 1:
+        return False
+    if step.run_no == 1:
+        return step.visit == 1
+    fresh = step_idempotency_key(job.tenant_id, step.job_id, step.step_id, step.visit, step.run_no)
+    return step.idempotency_key != fresh
+
+
+def _is_fine(answer: Answer) -> bool:
+    return 200 <= answer.status < 300
+
+
+def _by_status(answer: Answer, request: Request, what: str = "") -> _Said:
+    """By the table of statuses. A problem document may bring its own code."""
+    told = answer.body.get("code") if _is_problem(answer) else None
+    code = told if isinstance(told, str) and _CODE.fullmatch(told) else f"HTTP_{answer.status}"
+    return _failure(answer, request, class_of_status(answer.status, code), code, what)
+
+
+def _is_problem(answer: Answer) -> bool:
+    media_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return media_type == "application/problem+json" and isinstance(answer.body, dict)
+
+
+def _failure(answer: Answer, request: Request, cause: FailureClass, code: str, what: str = "") -> _Said:
+    return _Said(
+        failure_class=cause,
+        code=code,
+        message=_summary(answer, what or request.method),
+        retry_after_ms=answer.retry_after_ms,
+    )
+
+
+def _summary(answer: Answer, what: str) -> str:
+    """For people: the status, and what a problem document says about it. Other bodies are nobody's business."""
+    text = f"{what} was answered with {answer.status}"
+    if _is_problem(answer):
+        told = (answer.body.get(member) for member in ("title", "detail"))
+        text = ": ".join([text, *(part for part in told if isinstance(part, str) and part)])
+    return text[:MAX_MESSAGE]
+
+
+def _bounded(result: Any) -> _Said:
+    size = len(msgspec.json.encode(result))
+    if size <= MAX_VALUE_BYTES and not too_deep(result):
+        return _Said(result)
+    message = f"a result may have {MAX_VALUE_BYTES} bytes of JSON and {MAX_DEPTH} levels; this one has {size} bytes"
+    return _Said(failure_class=FailureClass.NON_RETRYABLE, code="RESULT_TOO_LARGE", message=message)
+
+
+def _in_words(step: Step, said: _Said) -> Outcome:
+    attempt = step.attempt
+    if said.failure_class is None:
+        return Succeeded(
+            step_id=step.step_id, attempt_no=attempt.attempt_no, lease_id=attempt.lease_id, result=said.result
+        )
+    return Failed(
+        step_id=step.step_id,
+        attempt_no=attempt.attempt_no,
+        lease_id=attempt.lease_id,
+        failure_class=said.failure_class,
+        error=ErrorInfo(said.code, said.message),
+        retry_after_ms=said.retry_after_ms,
+        extra={} if said.sent else {"sent": False},
+    )
