@@ -15,7 +15,9 @@ from msgspec import Struct
 from lucius.adapters.config_file import ConfigFile
 from lucius.adapters.protocols_dir import ProtocolsDir
 from lucius.core.decision import Decision, Env
+from lucius.engine.calls import CallRunner
 from lucius.engine.embedded import EmbeddedEngine
+from lucius.engine.exchange import Exchange
 from lucius.engine.relay import Relay
 from lucius.engine.supervise import supervised
 from lucius.engine.sweeper import Sweeper
@@ -23,8 +25,10 @@ from lucius.ids import new_job_id, new_lease_id
 from lucius.observability.logs import log_decision
 from lucius.observability.metrics import Metrics
 from lucius.ports.bus import Publisher
+from lucius.ports.calls import Caller
 from lucius.ports.clock import Clock, SystemClock
 from lucius.ports.config import ConfigSource
+from lucius.ports.errors import CallRefused
 from lucius.ports.ledger import Ledger, Reader
 from lucius.ports.protocols import ProtocolSource
 from lucius.service.auth import Authenticator, dev_key
@@ -101,7 +105,32 @@ def open_publisher(settings: Settings) -> Publisher | None:
             raise SettingsError(f"LUCIUS_BUS_URL: no bus for {other!r}; known: local:, memory:")
 
 
-def build(settings: Settings, store: Store, publisher: Publisher | None, clock: Clock, env: Env) -> Runtime:
+def open_caller(settings: Settings, config: ConfigSource, clock: Clock) -> Caller:
+    """What sends HTTP for the steps that call out. Raises SettingsError."""
+    from lucius.adapters.http_caller import HttpCaller
+
+    try:
+        return HttpCaller(
+            policy=lambda: config.current().calls,
+            clock=clock,
+            orchestrator_url=settings.orchestrator_url,
+            secrets=settings.secrets,
+            webhook_secrets=settings.webhook_secrets,
+        )
+    except CallRefused as refused:
+        raise SettingsError(f"LUCIUS_ORCHESTRATOR_URL: {refused.message}") from None
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+
+
+def build(
+    settings: Settings,
+    store: Store,
+    publisher: Publisher | None,
+    clock: Clock,
+    env: Env,
+    caller: Caller | None = None,
+) -> Runtime:
     """Put the parts together. Opens and starts nothing."""
     hub, metrics = Hub(), Metrics(store, clock)
     jobs = Jobs(store, clock, env)
@@ -132,6 +161,17 @@ def build(settings: Settings, store: Store, publisher: Publisher | None, clock: 
         starts_jobs=True,
     )
     queries = Queries(store, hub, env, settings.max_unacked)
+    caller = caller or open_caller(settings, config, clock)
+    calls = CallRunner(
+        ledger=store,
+        jobs=jobs,
+        dispatcher=dispatcher,
+        caller=caller,
+        exchange=Exchange(caller=caller, ledger=store, clock=clock, env=env),
+        hub=hub,
+        clock=clock,
+        retry_interval=settings.outbox_retry_interval,
+    )
     return Runtime(
         settings=settings,
         store=store,
@@ -146,7 +186,7 @@ def build(settings: Settings, store: Store, publisher: Publisher | None, clock: 
         protocols=protocols,
         config=config,
         metrics=metrics,
-        engine=_engine(settings, store, jobs, dispatcher, publisher, hub, clock, metrics),
+        engine=_engine(settings, store, jobs, dispatcher, publisher, calls, hub, clock, metrics),
         publisher=publisher,
     )
 
@@ -157,6 +197,7 @@ def _engine(
     jobs: Jobs,
     dispatcher: Dispatcher,
     publisher: Publisher | None,
+    calls: CallRunner,
     hub: Hub,
     clock: Clock,
     metrics: Metrics,
@@ -170,7 +211,7 @@ def _engine(
         on_action=metrics.swept,
     )
     if publisher is None:
-        return EmbeddedEngine(sweeper, None, metrics.loop_failed)
+        return EmbeddedEngine(sweeper, None, calls, metrics.loop_failed)
     relay = Relay(
         ledger=store,
         reader=store,
@@ -182,7 +223,7 @@ def _engine(
         retry_interval=settings.outbox_retry_interval,
         publish_timeout=settings.publish_timeout,
     )
-    return EmbeddedEngine(sweeper, relay, metrics.loop_failed)
+    return EmbeddedEngine(sweeper, relay, calls, metrics.loop_failed)
 
 
 @asynccontextmanager

@@ -1,22 +1,30 @@
-"""The embedded engine: relay and sweeper as supervised tasks of one process."""
+"""The embedded engine: relay, sweeper and calls as supervised tasks of one process."""
 
 import asyncio
 from collections.abc import Callable
 
+from lucius.engine.calls import CallRunner
 from lucius.engine.relay import Relay
 from lucius.engine.supervise import supervised
 from lucius.engine.sweeper import Sweeper
 
 
 class EmbeddedEngine:
-    def __init__(self, sweeper: Sweeper, relay: Relay | None, on_failure: Callable[[str], None]) -> None:
+    def __init__(
+        self, sweeper: Sweeper, relay: Relay | None, calls: CallRunner, on_failure: Callable[[str], None]
+    ) -> None:
         self._sweeper = sweeper
         self._relay = relay
+        self._calls = calls
         self._on_failure = on_failure
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        loops = {"deadlines": self._sweeper.deadlines_turn, "repair": self._sweeper.repair_turn}
+        loops = {
+            "deadlines": self._sweeper.deadlines_turn,
+            "repair": self._sweeper.repair_turn,
+            "calls": self._calls.turn,
+        }
         if self._relay is not None:
             loops |= {"relay": self._relay.turn, "claims": self._relay.claims_turn}
         self._tasks = [
@@ -33,3 +41,4 @@ class EmbeddedEngine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        await self._calls.stop()
