@@ -1,0 +1,113 @@
+"""A protocol that calls out, through the real wiring: config file, environment, engine, API."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lucius.settings import SettingsError, load_settings
+from lucius.wiring import open_runtime
+from tests.support.api import Api
+from tests.support.peer import always, peer
+from tests.unit.api.conftest import Start, write_config
+
+PROTOCOL = {
+    "protocol_id": "pay",
+    "version": 1,
+    "request_type": "PAY",
+    "input_schema": {"type": "object", "required": ["amount"]},
+    "steps": [
+        {
+            "step_id": "charge",
+            "kind": "external_call",
+            "external_call": {
+                "url": "%s/charges",
+                "headers": {"Authorization": "Bearer ${secrets.bank-key}"},
+                "body": {"amount": "${input.amount}"},
+                "result": "response.body.id",
+            },
+        },
+        {
+            "step_id": "tell",
+            "kind": "notify",
+            "notify": {"url": "%s/hooks", "type": "charge.made", "data": {"charge": "${steps.charge.result}"}},
+        },
+    ],
+}
+SECRETS = {"BANK_KEY": "the-banks-key"}
+WEBHOOK_SECRETS = {"DEFAULT": "whsec_YW4gb2xkIHNlY3JldCBvZiAyNCBieXRl"}
+
+
+def protocols(folder: Path, url: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "pay.json").write_text(json.dumps(PROTOCOL).replace("%s", url))
+    return folder
+
+
+async def pay(api: Api) -> str:
+    command = api.command(request_type="PAY", payload={"amount": 12})
+    answer = (await api.post("/v1/commands", command)).ok(202)
+    job_id: str = answer["jobId"]
+    return job_id
+
+
+async def test_a_job_calls_out_and_tells(start: Start, tmp_path: Path) -> None:
+    async with peer() as there:
+        there.answer = always(200, {"id": "ch_1"})
+        calls = {"hosts": [f"127.0.0.1:{there.port}"], "allow_http": True, "allow_private": True}
+        api = await start(
+            {"calls": calls},
+            protocols_dir=protocols(tmp_path / "protocols", there.url),
+            secrets=SECRETS,
+            webhook_secrets=WEBHOOK_SECRETS,
+        )
+        job_id = await pay(api)
+        job = (await api.get(f"/v1/jobs/{job_id}?wait=5")).ok()
+        assert job["status"] == "SUCCEEDED", job
+        charge, hook = there.seen
+        assert charge.headers["authorization"] == "Bearer the-banks-key"
+        assert hook.json["data"] == {"charge": "ch_1"}
+        assert [step["service"] for step in job["steps"]] == ["lucius.http", "lucius.http"]
+
+
+async def test_without_a_word_in_the_config_it_calls_nobody(start: Start, tmp_path: Path) -> None:
+    async with peer() as there:
+        api = await start(protocols_dir=protocols(tmp_path / "protocols", there.url), secrets=SECRETS)
+        job = (await api.get(f"/v1/jobs/{await pay(api)}?wait=5")).ok()
+        assert (job["status"], job["error"]["code"]) == ("FAILED_FINAL", "BAD_URL")
+        assert there.seen == []
+
+
+async def test_a_config_that_changes_counts_for_the_next_call(start: Start, tmp_path: Path) -> None:
+    async with peer() as there:
+        there.answer = always(200, {"id": "ch_1"})
+        api = await start(
+            {"calls": {"hosts": ["a.example.com"], "allow_http": True, "allow_private": True}},
+            protocols_dir=protocols(tmp_path / "protocols", there.url),
+            secrets=SECRETS,
+            webhook_secrets=WEBHOOK_SECRETS,
+        )
+        refused = (await api.get(f"/v1/jobs/{await pay(api)}?wait=5")).ok()
+        assert refused["error"]["code"] == "HOST_NOT_ALLOWED"
+        write_config(tmp_path, {"calls": {"hosts": ["127.0.0.1"], "allow_http": True, "allow_private": True}})
+        assert api.runtime.config.refresh()
+        job = (await api.post("/v1/commands", api.command(request_type="PAY", payload={"amount": 13}))).ok(202)
+        assert (await api.get(f"/v1/jobs/{job['jobId']}?wait=5")).ok()["status"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ({"LUCIUS_WEBHOOK_SECRET_BILLING": "not-a-secret"}, "LUCIUS_WEBHOOK_SECRET_BILLING: "),
+        ({"LUCIUS_ORCHESTRATOR_URL": "lucius.example.com"}, "LUCIUS_ORCHESTRATOR_URL: "),
+    ],
+)
+async def test_what_cannot_be_used_is_named_at_the_start(tmp_path: Path, env: dict[str, str], named: str) -> None:
+    settings = load_settings(env, data_dir=tmp_path, ledger_url="memory:")
+    with pytest.raises(SettingsError, match=named):
+        async with open_runtime(settings):
+            pass
+
+
+async def test_nobody_can_pull_what_is_for_the_engine(api: Api) -> None:
+    assert (await api.post("/v1/services/lucius.http/directives:pull", {})).status == 404
