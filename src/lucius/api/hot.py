@@ -60,6 +60,8 @@ class Route(msgspec.Struct, frozen=True):
     handle: Callable[[Call], Awaitable[Answer]]
     method: str = "POST"
     is_batch: bool = False
+    too_large: Callable[[Call], Awaitable[None]] | None = None
+    """What a body means that is too large to be read, beside its refusal."""
 
 
 class _CommandBatch(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,7 +87,7 @@ class HotRoutes:
             "/v1/commands:batch": Route(_submitter, self._commands, is_batch=True),
             "/v1/callbacks/ack": Route(_token_bearer, _callback("ack")),
             "/v1/callbacks/heartbeat": Route(_token_bearer, _callback("heartbeat")),
-            "/v1/callbacks/result": Route(_token_bearer, _callback("result")),
+            "/v1/callbacks/result": Route(_token_bearer, _callback("result"), too_large=_result_too_large),
             "/v1/callbacks:batch": Route(_anyone, self._callbacks, is_batch=True),
         }
 
@@ -126,8 +128,16 @@ class HotRoutes:
             require_json(media_type)
             settings = runtime.settings
             limit = settings.max_batch_bytes if route.is_batch else settings.max_body_bytes
-            call.body = await read_body(receive, limit, declared)
+            call.body = await self._body(route, call, limit, declared)
         return await route.handle(call)
+
+    async def _body(self, route: Route, call: Call, limit: int, declared: int) -> bytes:
+        try:
+            return await read_body(call.receive, limit, declared)
+        except Rejected as refusal:
+            if refusal.code is RejectCode.BODY_TOO_LARGE and route.too_large is not None:
+                await route.too_large(call)
+            raise
 
     def _wrong_method(self, route: Route, scope: Scope) -> Answer:
         refusal = Rejected(RejectCode.METHOD_NOT_ALLOWED, f"{scope['method']} {scope['path'][:256]}")
@@ -220,6 +230,11 @@ def _callback(kind: str) -> Callable[[Call], Awaitable[Answer]]:
         return 200, _encode(answer), (JSON,)
 
     return handle
+
+
+async def _result_too_large(call: Call) -> None:
+    """The service has done its work and can't say so: that is the attempt's end, not something to wait for."""
+    await call.runtime.callbacks.end_unheard(call.caller)
 
 
 async def _speak(callbacks: Callbacks, item: Any) -> Spoken:

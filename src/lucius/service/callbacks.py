@@ -9,8 +9,9 @@ from lucius.contract import AckCallback, CallbackAnswer, Fault, HeartbeatCallbac
 from lucius.core.classify import failure_class
 from lucius.core.decision import CallbackReply, Refused, Reply
 from lucius.core.inputs import Ack, Failed, Heartbeat, Succeeded
-from lucius.core.model import Attempt, Disposition, ErrorInfo
+from lucius.core.model import Attempt, Disposition, ErrorInfo, FailureClass
 from lucius.core.routing import normalise_tenant
+from lucius.core.values import MAX_VALUE_BYTES
 from lucius.ports.clock import Clock
 from lucius.ports.ledger import Reader
 from lucius.service.errors import RejectCode, Rejected
@@ -19,7 +20,7 @@ from lucius.service.json_values import MAX_DEPTH, fault_of, too_deep
 from lucius.service.timestamps import timestamp_or_none
 from lucius.service.tokens import Claims, TokenSigner
 
-MAX_RESULT_BYTES = 256 * 1024
+MAX_RESULT_BYTES = MAX_VALUE_BYTES
 MAX_EXTRA_BYTES = 16 * 1024
 MOST_AT_ONCE = 10  # a decision touches a few dozen rows at most
 
@@ -59,6 +60,20 @@ class Callbacks:
         if claims.expires_at < self._clock.now() and not await self._still_leased(claims):
             raise Rejected(RejectCode.CALLBACK_TOKEN_EXPIRED, "the attempt this token was made for ended too long ago")
         return Spoken(callback.jobId, _said(kind, callback, body))
+
+    async def end_unheard(self, claims: Claims) -> None:
+        """The bearer of this token sent a result too large to be read: the attempt fails for good, with that reason."""
+        if claims.expires_at < self._clock.now() and not await self._still_leased(claims):
+            return
+        message = "the callback with the result was too large to be read; write large output to the workspace"
+        failed = Failed(
+            step_id=claims.step_id,
+            attempt_no=claims.attempt_no,
+            lease_id=claims.lease_id,
+            failure_class=FailureClass.NON_RETRYABLE,
+            error=ErrorInfo("RESULT_TOO_LARGE", message),
+        )
+        await self.apply(claims.job_id, [failed])
 
     async def _still_leased(self, claims: Claims) -> bool:
         """Heartbeats carry a lease past what the token foresaw; the token lives as long as the lease and a window."""
@@ -129,7 +144,8 @@ def _said(kind: str, callback: AckCallback, body: dict[str, Any]) -> ServiceSaid
 
 def _result(callback: ResultCallback, extra: dict[str, Any]) -> Succeeded | Failed:
     if callback.status == "SUCCEEDED":
-        _bounded(callback.result, MAX_RESULT_BYTES, "/result")
+        if (said := _unfit(callback.result, MAX_RESULT_BYTES, "the result")) is not None:
+            return _unusable(callback, ErrorInfo(*said), extra)
         return Succeeded(
             step_id=callback.stepId,
             attempt_no=callback.attempt_no,
@@ -151,6 +167,18 @@ def _result(callback: ResultCallback, extra: dict[str, Any]) -> Succeeded | Fail
     )
 
 
+def _unusable(callback: ResultCallback, error: ErrorInfo, extra: dict[str, Any]) -> Failed:
+    """The work was done, but not so that a job can carry what came of it: doing it again would change nothing."""
+    return Failed(
+        step_id=callback.stepId,
+        attempt_no=callback.attempt_no,
+        lease_id=callback.lease_id,
+        extra=extra,
+        failure_class=FailureClass.NON_RETRYABLE,
+        error=error,
+    )
+
+
 def _extra(kind: str, body: dict[str, Any]) -> dict[str, Any]:
     """Fields we don't know are kept as they came: a service may send what its operators need."""
     if len(body) <= 5:
@@ -162,16 +190,21 @@ def _extra(kind: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounded(value: Any, limit: int, pointer: str) -> None:
+    if (said := _unfit(value, limit, "the extra fields together")) is not None:
+        raise Rejected(RejectCode.INVALID_CALLBACK, said[1], [Fault(pointer, said[1])])
+
+
+def _unfit(value: Any, limit: int, what: str) -> tuple[str, str] | None:
+    """A code and a message for what is more than a job should carry."""
     if value is None:
-        return
+        return None
     encoded = msgspec.json.encode(value)
-    what, message = "the result" if pointer else "the extra fields together", None
     if len(encoded) > limit:
-        message = f"{what} may have {limit} bytes of JSON and has {len(encoded)}; write large output to the workspace"
-    elif encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and too_deep(value):
-        message = f"{what} may be nested {MAX_DEPTH} levels deep"
-    if message is not None:
-        raise Rejected(RejectCode.INVALID_CALLBACK, message, [Fault(pointer, message)])
+        size = f"may have {limit} bytes of JSON and has {len(encoded)}"
+        return "RESULT_TOO_LARGE", f"{what} {size}; write large output to the workspace"
+    if encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and too_deep(value):
+        return "RESULT_TOO_DEEP", f"{what} may be nested {MAX_DEPTH} levels deep"
+    return None
 
 
 def _answer(reply: Reply, job_id: str) -> CallbackAnswer | Rejected:

@@ -152,8 +152,6 @@ BAD: list[Any] = [
     pytest.param("result", {"status": "SUCCEEDED", "artifact_refs": [1]}, "/artifact_refs/0", id="ref a number"),
     pytest.param("result", {"status": "FAILED", "error": {}}, "/error/code", id="error without a code"),
     pytest.param("result", {"status": "FAILED", "retry_after_seconds": -1}, "/retry_after_seconds", id="negative"),
-    pytest.param("result", {"status": "SUCCEEDED", "result": "x" * MAX_RESULT_BYTES}, "/result", id="result too large"),
-    pytest.param("result", {"status": "SUCCEEDED", "result": nested(101)}, "/result", id="result too deep"),
     pytest.param("ack", {"more": "x" * MAX_EXTRA_BYTES}, "", id="extra fields too large"),
     pytest.param("ack", {"more": nested(300)}, "", id="extra fields too deep"),
     pytest.param("heartbeat", {"progress": 1.5}, "/progress", id="progress beyond the end"),
@@ -178,6 +176,40 @@ async def test_a_callback_that_does_not_follow_the_contract_changes_nothing(
 async def test_what_just_fits_is_kept_as_it_is(api: Api, directive: Directive, result: Any) -> None:
     (await api.succeed(directive, result=result)).ok()
     assert (await api.step(directive["jobId"]))["result"] == result
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "says"),
+    [
+        ("x" * MAX_RESULT_BYTES, "RESULT_TOO_LARGE", "may have 262144 bytes of JSON and has 262146"),
+        (nested(101), "RESULT_TOO_DEEP", "may be nested 100 levels deep"),
+    ],
+    ids=["large", "deep"],
+)
+async def test_a_result_that_no_job_can_carry_fails_the_step_for_good_and_says_why(
+    api: Api, directive: Directive, result: Any, code: str, says: str
+) -> None:
+    assert (await api.succeed(directive, result=result, logs_ref="blob://l/1")).ok()["disposition"] == "APPLIED"
+    job = await api.job(directive["jobId"])
+    (step,) = job["steps"]
+    assert (job["status"], step["status"], step["result"]) == ("FAILED_FINAL", "FAILED_FINAL", None)
+    assert step["last_error"]["code"] == code
+    assert says in step["last_error"]["message"]
+    (attempt,) = (await api.get(f"/v1/jobs/{job['jobId']}/attempts")).ok()["attempts"]
+    assert attempt["failure_class"] == "NON_RETRYABLE"
+    assert (await api.succeed(directive, result=result)).ok()["disposition"] == "DUPLICATE"
+
+
+async def test_a_result_too_large_to_be_read_ends_the_attempt_too(api: Api, directive: Directive) -> None:
+    (await api.succeed(directive, result="x" * 2_000_000)).problem(413, "BODY_TOO_LARGE")
+    job = await api.job(directive["jobId"])
+    assert (job["status"], job["error"]["code"]) == ("FAILED_FINAL", "RESULT_TOO_LARGE")
+    assert "too large to be read" in job["error"]["message"]
+
+
+async def test_a_heartbeat_too_large_to_be_read_changes_nothing(api: Api, directive: Directive) -> None:
+    (await api.callback("heartbeat", directive, more="x" * 2_000_000)).problem(413, "BODY_TOO_LARGE")
+    assert (await api.succeed(directive)).ok()["disposition"] == "APPLIED"
 
 
 async def test_results_go_to_later_steps_as_inputs(api: Api) -> None:
