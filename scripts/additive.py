@@ -27,6 +27,7 @@ class Comparison:
         self._old = old_document
         self._new = new_document
         self._direction = direction
+        self._open: set[tuple[int, int]] = set()
 
     def breaks(self, old: Json, new: Json, where: str) -> Iterator[str]:
         if where.count("/") > DEEPEST:  # a schema that holds itself
@@ -101,9 +102,13 @@ class Comparison:
         before, after = old.get("properties", {}), new.get("properties", {})
         yield from (f"{where}/{name}: the field was removed" for name in before if name not in after)
         yield from self._required(old, new, where)
-        for name in before:
-            if name in after:
-                yield from self.breaks(before[name], after[name], f"{where}/{name}")
+        pair = id(before), id(after)
+        if pair not in self._open:  # else this schema is being compared around us: it holds itself
+            self._open.add(pair)
+            for name in before:
+                if name in after:
+                    yield from self.breaks(before[name], after[name], f"{where}/{name}")
+            self._open.discard(pair)
         yield from self._others(old.get("additionalProperties", True), new.get("additionalProperties", True), where)
 
     def _required(self, old: Json, new: Json, where: str) -> Iterator[str]:

@@ -13,7 +13,9 @@ from pathlib import Path
 import msgspec
 
 from lucius import contract as c
+from lucius import contract_protocols as p
 from lucius.api.app import fastapi_app
+from lucius.core.protocol import Protocol
 from scripts.additive import Json, schema_breaks
 from scripts.additive_documents import asyncapi_breaks, openapi_breaks
 from scripts.asyncapi import asyncapi
@@ -31,6 +33,9 @@ ACCEPTED: dict[str, type] = {
     "pull_request": c.PullRequest,
     "cancel_request": c.CancelRequest,
     "outbox_retry_request": c.OutboxRetryRequest,
+    "protocol_document": Protocol,
+    "publish_request": p.PublishRequest,
+    "deprecate_request": p.DeprecateRequest,
 }
 SENT: dict[str, type] = {
     "directive": c.Directive,
@@ -46,7 +51,10 @@ SENT: dict[str, type] = {
     "event": c.EventView,
     "event_list": c.EventList,
     "outbox_retried": c.OutboxRetried,
-    "protocol": c.ProtocolView,
+    "protocol": p.ProtocolView,
+    "protocol_versions": p.ProtocolVersionList,
+    "protocol_diff": p.ProtocolDiff,
+    "protocol_validation": p.ProtocolValidation,
     "problem": c.Problem,
 }
 
@@ -60,7 +68,7 @@ def generated() -> dict[str, Json]:
 
 
 def _schema(name: str, kind: type) -> Json:
-    schema = msgspec.json.schema(kind, ref_template="#/$defs/{name}")
+    schema = json.loads(msgspec.json.encode(msgspec.json.schema(kind, ref_template="#/$defs/{name}")))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{ID_ROOT}{name}.json", **schema}
 
 

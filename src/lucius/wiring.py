@@ -30,9 +30,10 @@ from lucius.ports.clock import Clock, SystemClock
 from lucius.ports.config import ConfigSource
 from lucius.ports.errors import CallRefused
 from lucius.ports.ledger import Ledger, Reader
-from lucius.ports.protocols import ProtocolSource
+from lucius.ports.protocols import ProtocolStore
 from lucius.service.auth import Authenticator, dev_key
 from lucius.service.callbacks import Callbacks
+from lucius.service.catalog import Catalog
 from lucius.service.config import LimitDefaults
 from lucius.service.directives import DirectiveWriter
 from lucius.service.dispatch import Dispatcher
@@ -40,6 +41,7 @@ from lucius.service.hub import Hub
 from lucius.service.ingress import Ingress
 from lucius.service.jobs import Jobs
 from lucius.service.operations import Operations
+from lucius.service.protocol_check import protocol_check
 from lucius.service.queries import Queries
 from lucius.service.tokens import MIN_SECRET, TokenSigner
 from lucius.settings import Settings, SettingsError
@@ -47,7 +49,7 @@ from lucius.settings import Settings, SettingsError
 log = structlog.get_logger(__name__)
 
 
-class Store(Ledger, Reader, Protocol):
+class Store(Ledger, Reader, ProtocolStore, Protocol):
     """A ledger that can be read from as well, and that says when a decision has become durable."""
 
     on_commit: Callable[[Decision], None] | None
@@ -67,7 +69,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
     dispatcher: Dispatcher
     queries: Queries
     operations: Operations
-    protocols: ProtocolSource
+    protocols: Catalog
     config: ConfigSource
     metrics: Metrics
     engine: EmbeddedEngine
@@ -137,7 +139,7 @@ def build(
     signer = TokenSigner(_token_secrets(settings))
     config = ConfigFile(settings.config_path)
     folders = (settings.protocols_dir,) if settings.protocols_dir else ()
-    protocols = ProtocolsDir(*folders)
+    protocols = Catalog(ProtocolsDir(*folders), store, clock, protocol_check())
     auth = Authenticator((dev_key(settings.dev_api_key),) if settings.dev_api_key else ())
     auth.use(config.current())
     writer = DirectiveWriter(settings.orchestrator_url, signer, settings.late_window_ms, settings.defaults)
@@ -233,6 +235,7 @@ async def open_runtime(settings: Settings, clock: Clock | None = None) -> AsyncI
     store = open_ledger(settings)
     try:
         runtime = build(settings, store, open_publisher(settings), clock or SystemClock(), env)
+        await runtime.protocols.refresh()
         attach(runtime)
         await runtime.engine.start()
         reload = asyncio.create_task(supervised("reload", lambda: _reload(runtime), runtime.metrics.loop_failed))
@@ -259,7 +262,7 @@ def attach(runtime: Runtime) -> None:
 
 async def _reload(runtime: Runtime) -> None:
     await asyncio.sleep(runtime.settings.reload_interval)
-    if runtime.protocols.refresh():
+    if await runtime.protocols.refresh():
         log.info("protocols reloaded", problems=[str(problem) for problem in runtime.protocols.problems()])
     refused = runtime.config.problems()
     if runtime.config.refresh():

@@ -26,8 +26,8 @@ def protocol(service: str) -> Protocol:
 
 
 class TwoProtocols:
-    def resolve(self, request_type: str, version: int | None = None) -> Protocol | None:
-        return protocol(request_type)
+    def list(self) -> tuple[Protocol, ...]:
+        return protocol("deaf"), protocol("busy")
 
     def problems(self) -> tuple[()]:
         return ()

@@ -118,6 +118,34 @@ async def _(api: Api) -> Answer:
     return await api.post("/v1/commands", api.command(idempotency_key="k", input_ref="blob://in/other"))
 
 
+async def draft(api: Api, **changes: Any) -> Answer:
+    steps = [{"step_id": "upper", "step_type": "UPPER", "service": "upper"}]
+    document = {"protocol_id": "upper", "version": 1, "request_type": "UPPER", "steps": steps}
+    return await api.post("/v1/protocols", {**document, **changes})
+
+
+@provokes(C.INVALID_PROTOCOL, "/steps")
+async def _(api: Api) -> Answer:
+    return await draft(api, steps=[])
+
+
+@provokes(C.PROTOCOL_IMMUTABLE, "/version")
+async def _(api: Api) -> Answer:
+    return await draft(api, protocol_id="ocr", request_type="OCR")
+
+
+@provokes(C.PROTOCOL_STATE)
+async def _(api: Api) -> Answer:
+    await draft(api)
+    return await api.post("/v1/protocols/UPPER/versions/1:deprecate", {"reason": "nobody uses it"})
+
+
+@provokes(C.PROTOCOL_DEPRECATED, "/request_type")
+async def _(api: Api) -> Answer:
+    await api.post("/v1/protocols/OCR/versions/1:deprecate", {"reason": "use the whole pipeline"})
+    return await api.post("/v1/commands", api.command())
+
+
 @provokes(C.GLOBAL_LIMIT)
 async def _(api: Api) -> Answer:
     await asyncio.gather(*(api.submit(idempotency_key=str(i)) for i in range(5)))

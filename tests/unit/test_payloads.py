@@ -2,17 +2,20 @@ from typing import Any
 
 import pytest
 
+from lucius.adapters.ledger_memory import MemoryLedger
 from lucius.adapters.protocols_dir import ProtocolsDir
-from lucius.core.protocol import Protocol, StepSpec
+from lucius.core.protocol import Map, Parallel, Protocol, StepSpec, Wait
+from lucius.ports.clock import SystemClock
 from lucius.service import payloads as module
+from lucius.service.catalog import Catalog
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.payloads import Payloads
 from lucius.service.protocols import choose_protocol
 
-SHIPPED = ProtocolsDir()
+SHIPPED = Catalog(ProtocolsDir(), MemoryLedger(), SystemClock(), lambda _: [])
 
 
-def fill(request_type: str, payload: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def fill(request_type: str, payload: dict[str, Any]) -> dict[str, Any]:
     return Payloads().fill(choose_protocol(SHIPPED, request_type), payload)
 
 
@@ -105,6 +108,65 @@ def test_hundreds_of_faults_do_not_make_an_endless_answer() -> None:
         fill("OCR", {"ocr": {"pages": [0] * 500}})
     assert len(refused.value.faults) == 50
     assert "499 more" in refused.value.detail
+
+
+def whole(schema: dict[str, Any], *steps: StepSpec) -> Protocol:
+    steps = steps or (StepSpec(step_id="a", step_type="A", service="a"),)
+    return Protocol(protocol_id="x", version=1, request_type="X", steps=steps, input_schema=schema)
+
+
+def refusal(protocol: Protocol, payload: dict[str, Any]) -> list[str]:
+    with pytest.raises(Rejected) as refused:
+        Payloads().fill(protocol, payload)
+    return [fault.pointer for fault in refused.value.faults]
+
+
+def test_an_input_schema_decides_on_members_beside_the_steps() -> None:
+    open_, closed = whole({"type": "object"}), whole({"additionalProperties": False, "properties": {"n": True}})
+    assert Payloads().fill(open_, {"n": 1, "other": 2}) == {"n": 1, "other": 2, "a": {}}
+    assert Payloads().fill(closed, {"n": 1, "a": {"x": 1}}) == {"n": 1, "a": {"x": 1}}
+    assert refusal(closed, {"n": 1, "other/1": 2}) == ["/payload/other~11"]
+    assert refusal(whole({"unevaluatedProperties": False}), {"a": {}, "b": 1}) == ["/payload/b"]
+
+
+def test_an_input_schema_speaks_of_what_the_client_sent_and_its_defaults_fill_it() -> None:
+    schema = {"required": ["n"], "properties": {"n": {"type": "integer", "default": 7}, "a": {"default": {"x": 1}}}}
+    steps = StepSpec(step_id="a", payload_schema={"properties": {"x": {"default": 0}, "y": {"default": 2}}})
+    payload: dict[str, Any] = {}
+    assert Payloads().fill(whole(schema, steps), payload) == {"n": 7, "a": {"x": 1, "y": 2}}
+    assert payload == {}
+    assert refusal(whole(schema, steps), {"n": "seven", "a": []}) == ["/payload/n", "/payload/a"]
+    assert refusal(whole({"required": ["a"]}), {}) == ["/payload/a"]
+
+
+def test_faults_of_the_whole_and_of_a_step_are_both_named_without_their_values() -> None:
+    protocol = whole(
+        {"properties": {"n": {"type": "integer"}}}, StepSpec(step_id="a", payload_schema={"required": ["x"]})
+    )
+    with pytest.raises(Rejected) as refused:
+        Payloads().fill(protocol, {"n": "hunter2"})
+    assert [fault.pointer for fault in refused.value.faults] == ["/payload/n", "/payload/a/x"]
+    assert "hunter2" not in str([fault.message for fault in refused.value.faults])
+
+
+def test_only_tasks_take_members_wherever_they_stand() -> None:
+    schema = {"properties": {"n": {"default": 1}}}
+    task = StepSpec(step_id="inner", payload_schema=schema)
+    steps = (
+        StepSpec(step_id="wait", kind="wait", wait=Wait(duration_ms=1)),
+        StepSpec(step_id="map", kind="map", map=Map(items="input", steps=(task,))),
+        StepSpec(step_id="both", kind="parallel", parallel=Parallel(branches={"l": (StepSpec(step_id="left"),)})),
+        StepSpec(step_id="pay", compensation=StepSpec(step_id="refund", payload_schema=schema)),
+    )
+    protocol = whole({}, *steps)
+    assert Payloads().fill(protocol, {"inner": {"n": 5}}) == {
+        "inner": {"n": 5},
+        "left": {},
+        "pay": {},
+        "refund": {"n": 1},
+    }
+    for name in ("wait", "map", "both"):
+        assert refusal(protocol, {name: {}}) == [f"/payload/{name}"]
 
 
 def test_schemas_are_compiled_once_for_each_content(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ import pytest
 from scripts.additive_documents import asyncapi_breaks, openapi_breaks
 from scripts.schemas import FOLDER
 
-from lucius import contract
+from lucius import contract, contract_protocols
+from lucius.core import protocol
 
 Json = Any
 Mutate = Callable[[Json], object]
@@ -168,7 +169,8 @@ def test_every_example_of_a_message_fits_its_schema(name: str) -> None:
 
 
 def test_components_are_named_as_in_the_contract() -> None:
-    ours = {name for name in OPENAPI["components"]["schemas"] if hasattr(contract, name)}
+    modules = (contract, contract_protocols, protocol)
+    ours = {name for name in OPENAPI["components"]["schemas"] if any(hasattr(module, name) for module in modules)}
     assert OPENAPI["components"]["schemas"].keys() - ours <= {"JobStatus", "BlockedReason"}
     assert set(OPENAPI["components"]["securitySchemes"]) == {"apiKey", "callbackToken"}
     assert len({operation["operationId"] for _, _, operation in OPERATIONS}) == len(OPERATIONS)

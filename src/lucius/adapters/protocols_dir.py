@@ -57,6 +57,10 @@ class ProtocolsDir:
     def problems(self) -> tuple[ProtocolError, ...]:
         return (*self._folder_problems, *(file.problem for file in self._files.values() if file.problem))
 
+    def place(self, protocol: Protocol) -> tuple[str, int | None]:
+        found = ((str(path), file.line) for path, file in self._files.items() if file.good is protocol)
+        return next(found, ("", None))
+
     def refresh(self) -> bool:
         self._folder_problems = []
         seen = {path: signature for folder in self._folders for path, signature in self._scan(folder)}

@@ -38,7 +38,8 @@ def ref(kind: type) -> dict[str, str]:
 def published() -> dict[str, Any]:
     """The schemas of every class that was referred to, and of what these refer to."""
     _, schemas = msgspec.json.schema_components(_used.values(), ref_template=COMPONENTS)
-    return schemas
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schemas))  # a default may be a tuple
+    return plain
 
 
 def answers(kind: type, *problems: int) -> dict[str, Any]:

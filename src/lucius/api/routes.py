@@ -12,7 +12,6 @@ from lucius import contract
 from lucius.api.bodies import decode, read_body, read_headers, require_json
 from lucius.api.openapi import answers, plain_text, streams, takes
 from lucius.core.model import BlockedReason, JobStatus
-from lucius.core.protocol import Protocol
 from lucius.core.routing import normalise_tenant
 from lucius.ports.ledger import JobFilter
 from lucius.service.auth import Principal
@@ -134,8 +133,7 @@ def _tenants(who: Principal, tenant_id: str | None) -> frozenset[str] | None:
 
 
 def _request_type(runtime: Runtime, name: str | None) -> str | None:
-    protocol = runtime.protocols.resolve(name) if name else None
-    return protocol.request_type if protocol else name
+    return (runtime.protocols.request_type(name) or name) if name else None
 
 
 def _instant(text: str | None) -> int | None:
@@ -211,31 +209,6 @@ async def retry_outbox(request: Request, who: Operator, runtime: Wired) -> Respo
     """
     asked = await body_of(request, contract.OutboxRetryRequest)
     return ok(await runtime.operations.retry_outbox(who, asked.reason or ""))
-
-
-@router.get("/v1/protocols", tags=["protocols"], **answers(contract.ProtocolList, 401, 403))
-async def list_protocols(who: Reader, runtime: Wired) -> Response:
-    """Protocols in force; and files, of protocols and of the config, that were refused with the reason."""
-    problems = [
-        contract.ProtocolProblem(file=problem.file, line=problem.line, reason=problem.reason)
-        for problem in (*runtime.protocols.problems(), *runtime.config.problems())
-    ]
-    protocols = [_protocol_view(protocol) for protocol in runtime.protocols.list()]
-    return ok(contract.ProtocolList(protocols=protocols, problems=problems))
-
-
-@router.get("/v1/protocols/{request_type}", tags=["protocols"], **answers(contract.ProtocolView, 401, 403, 404, 422))
-async def get_protocol(
-    request_type: str, who: Reader, runtime: Wired, version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None
-) -> Response:
-    protocol = runtime.protocols.resolve(request_type, version)
-    if protocol is None:
-        raise Rejected(RejectCode.NOT_FOUND, f"no protocol serves {request_type[:128]!r} in that version")
-    return ok(_protocol_view(protocol))
-
-
-def _protocol_view(protocol: Protocol) -> contract.ProtocolView:
-    return contract.ProtocolView(**msgspec.to_builtins(protocol) | {"steps": msgspec.to_builtins(protocol.steps)})
 
 
 @router.get("/healthz", tags=["health"], **answers(contract.Health))

@@ -11,7 +11,7 @@ from lucius.cli.client import Client
 from lucius.cli.connection import connection
 from lucius.cli.errors import Unsuccessful, guarded, run
 from lucius.cli.jobs import ApiKey, AsJson, Url
-from lucius.contract import ProtocolList, ProtocolView
+from lucius.contract_protocols import ProtocolList, ProtocolView
 from lucius.core.protocol import Protocol
 from lucius.ports.errors import ProtocolError
 

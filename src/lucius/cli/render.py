@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lucius.cli.client import TERMINAL
-from lucius.contract import AttemptView, EventView, JobSummary, JobView, ProtocolList, ProtocolView, StepWithAttempts
+from lucius.contract import AttemptView, EventView, JobSummary, JobView, StepWithAttempts
+from lucius.contract_protocols import ProtocolList, ProtocolView
 
 WIDE = 200  # in a pipe nobody looks at the width, and cut lines help nobody
 STYLES = {

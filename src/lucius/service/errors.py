@@ -20,6 +20,7 @@ class RejectCode(StrEnum):
     UNSUPPORTED_SCHEMA_VERSION = "UNSUPPORTED_SCHEMA_VERSION"
     UNKNOWN_REQUEST_TYPE = "UNKNOWN_REQUEST_TYPE"
     UNKNOWN_PROTOCOL_VERSION = "UNKNOWN_PROTOCOL_VERSION"
+    PROTOCOL_DEPRECATED = "PROTOCOL_DEPRECATED"
     INVALID_PAYLOAD = "INVALID_PAYLOAD"
     FORBIDDEN_REF = "FORBIDDEN_REF"
     INVALID_TENANT = "INVALID_TENANT"
@@ -38,6 +39,9 @@ class RejectCode(StrEnum):
     INVALID_CALLBACK_TOKEN = "INVALID_CALLBACK_TOKEN"
     CALLBACK_TOKEN_EXPIRED = "CALLBACK_TOKEN_EXPIRED"
     CALLBACK_TOKEN_MISMATCH = "CALLBACK_TOKEN_MISMATCH"
+    INVALID_PROTOCOL = "INVALID_PROTOCOL"
+    PROTOCOL_IMMUTABLE = "PROTOCOL_IMMUTABLE"
+    PROTOCOL_STATE = "PROTOCOL_STATE"
     JOB_NOT_FOUND = "JOB_NOT_FOUND"
     STEP_NOT_FOUND = "STEP_NOT_FOUND"
     JOB_TERMINAL = "JOB_TERMINAL"
@@ -64,6 +68,7 @@ TITLES: dict[RejectCode, str] = {
     RejectCode.UNSUPPORTED_SCHEMA_VERSION: "This schema_version is not supported",
     RejectCode.UNKNOWN_REQUEST_TYPE: "No protocol serves this request_type",
     RejectCode.UNKNOWN_PROTOCOL_VERSION: "The protocol has no such version",
+    RejectCode.PROTOCOL_DEPRECATED: "The protocol takes no new commands",
     RejectCode.INVALID_PAYLOAD: "The payload does not fit the protocol's steps",
     RejectCode.FORBIDDEN_REF: "A reference is malformed or outside the policy",
     RejectCode.INVALID_TENANT: "The tenant_id is not a tenant id",
@@ -82,6 +87,9 @@ TITLES: dict[RejectCode, str] = {
     RejectCode.INVALID_CALLBACK_TOKEN: "The callback token is missing or not ours",
     RejectCode.CALLBACK_TOKEN_EXPIRED: "The callback token has expired",
     RejectCode.CALLBACK_TOKEN_MISMATCH: "The callback token belongs to another attempt",
+    RejectCode.INVALID_PROTOCOL: "The document is not a protocol that can be published",
+    RejectCode.PROTOCOL_IMMUTABLE: "A published version never changes",
+    RejectCode.PROTOCOL_STATE: "The state of the version does not allow this",
     RejectCode.JOB_NOT_FOUND: "There is no such job",
     RejectCode.STEP_NOT_FOUND: "The job has no such step",
     RejectCode.JOB_TERMINAL: "The job has ended",

@@ -11,9 +11,9 @@ from lucius.core.routing import route
 from lucius.ports.config import ConfigSource
 from lucius.ports.errors import AlreadyAccepted, LimitReached
 from lucius.ports.ledger import IdempotencyRow, Ledger, idempotency_token
-from lucius.ports.protocols import ProtocolSource
 from lucius.service.auth import Principal
 from lucius.service.canonical import command_value, fingerprint
+from lucius.service.catalog import Catalog
 from lucius.service.config import LimitDefaults, ModeChoice, caps, over_limit, resolve_mode
 from lucius.service.envelope import decode_command
 from lucius.service.errors import RejectCode, Rejected
@@ -29,7 +29,7 @@ class Ingress:
         *,
         ledger: Ledger,
         jobs: Jobs,
-        protocols: ProtocolSource,
+        protocols: Catalog,
         config: ConfigSource,
         limits: LimitDefaults,
         workspace_root: str,
@@ -50,7 +50,10 @@ class Ingress:
         """One command. Raises Rejected."""
         envelope = decode_command(body)
         principal.require_tenant(envelope.tenant_id)
-        protocol = choose_protocol(self._protocols, envelope.request_type, envelope.protocol_version)
+        try:
+            protocol = choose_protocol(self._protocols, envelope.request_type, envelope.protocol_version)
+        except Rejected as refused:
+            return await self._repeated(envelope, principal, refused)
         payload = self._payloads.fill(protocol, envelope.payload)
         self._check_policy(envelope)
         job_id = self._new_job_id()
@@ -62,6 +65,17 @@ class Ingress:
                 return await self._existing(known, command)
             raise
         return await self._accept(job_id, command, protocol, choice)
+
+    async def _repeated(self, envelope: CommandEnvelope, who: Principal, refused: Rejected) -> Accepted:
+        """A deprecated protocol takes nothing new; a command that it took before still finds its job."""
+        retired = self._protocols.retired(envelope.request_type, envelope.protocol_version)
+        if retired is None:
+            raise refused
+        command = self._command("", envelope, retired.protocol, {}, who)
+        known = await self._ledger.accepted(command.tenant_id, idempotency_token(command))
+        if known is None:
+            raise refused
+        return await self._existing(known, command)
 
     def _check_policy(self, envelope: CommandEnvelope) -> None:
         config = self._config.current()

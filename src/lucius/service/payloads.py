@@ -6,6 +6,7 @@ from typing import Any
 
 import jsonschema_rs
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lucius.contract import Fault
 from lucius.core.protocol import Protocol, digest, payload_defaults
@@ -24,11 +25,19 @@ class _Step(Struct, frozen=True):
     validator: jsonschema_rs.Validator | None
 
 
+class _Whole(Struct, frozen=True):
+    """The protocol's input_schema."""
+
+    defaults: dict[str, Any]
+    validator: jsonschema_rs.Validator
+
+
 class _Compiled(Struct, frozen=True):
     protocol: Protocol
     digest: str
     steps: tuple[_Step, ...]
     step_ids: frozenset[str]
+    whole: _Whole | None
 
 
 class Payloads:
@@ -40,14 +49,19 @@ class Payloads:
         self._by_id: OrderedDict[int, _Compiled] = OrderedDict()
         self._by_digest: OrderedDict[str, _Compiled] = OrderedDict()
 
-    def fill(self, protocol: Protocol, payload: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Each step's payload with its schema's top-level defaults. Expects null members dropped.
+    def fill(self, protocol: Protocol, payload: dict[str, Any]) -> dict[str, Any]:
+        """The payload with top-level defaults: the input_schema's, then in each task's member its own schema's.
 
-        Raises Rejected (INVALID_PAYLOAD) with a pointer, rooted at the body, for each fault.
+        Expects null members dropped. Raises Rejected (INVALID_PAYLOAD) with a pointer, rooted at the body, for each
+        fault.
         """
         compiled = self._compiled(protocol)
         faults: list[Fault] = []
-        filled: dict[str, dict[str, Any]] = {}
+        filled: dict[str, Any] = {}
+        if compiled.whole is not None:
+            filled = payload = {**compiled.whole.defaults, **payload}
+            if not compiled.whole.validator.is_valid(payload):
+                faults.extend(_faults(compiled.whole.validator, payload, ["payload"]))
         for step in compiled.steps:
             given = payload.get(step.step_id, {})
             if not isinstance(given, dict):
@@ -55,8 +69,8 @@ class Payloads:
                 continue
             filled[step.step_id] = value = {**step.defaults, **given}
             if step.validator is not None and not step.validator.is_valid(value):
-                faults.extend(_faults(step, value))
-        if not payload.keys() <= compiled.step_ids:
+                faults.extend(_faults(step.validator, value, ["payload", step.step_id]))
+        if compiled.whole is None and not payload.keys() <= compiled.step_ids:
             faults.extend(_strangers(compiled, payload))
         if faults:
             first, more = faults[0], len(faults) - 1
@@ -74,7 +88,7 @@ class Payloads:
             return compiled
         address = digest(protocol)
         known = self._by_digest.get(address)
-        compiled = _Compiled(protocol, address, known.steps, known.step_ids) if known else _compile(protocol, address)
+        compiled = replace(known, protocol=protocol) if known else _compile(protocol, address)
         self._by_digest[address] = compiled
         self._by_id[id(protocol)] = compiled
         for cache in (self._by_id, self._by_digest):
@@ -84,20 +98,28 @@ class Payloads:
 
 
 def _compile(protocol: Protocol, address: str) -> _Compiled:
-    steps = []
-    for spec in protocol.steps:
-        schema = spec.payload_schema
-        # The mask keeps a client's values out of messages, which end up in logs.
-        validator = jsonschema_rs.validator_for(schema, mask="the value", offline=True) if schema else None
-        steps.append(_Step(spec.step_id, payload_defaults(schema), validator))
-    return _Compiled(protocol, address, tuple(steps), frozenset(step.step_id for step in steps))
+    tasks = [place.spec for place in protocol.plan.places.values() if place.spec.kind == "task"]
+    steps = tuple(
+        _Step(spec.step_id, payload_defaults(spec.payload_schema), _validator(spec.payload_schema)) for spec in tasks
+    )
+    step_ids = frozenset(step.step_id for step in steps)
+    return _Compiled(protocol, address, steps, step_ids, _compile_whole(protocol.input_schema, step_ids))
 
 
-def _faults(step: _Step, value: dict[str, Any]) -> Iterator[Fault]:
-    if step.validator is None:
-        return
-    for error in step.validator.iter_errors(value):
-        path = ["payload", step.step_id, *error.instance_path]
+def _compile_whole(schema: dict[str, Any], step_ids: frozenset[str]) -> _Whole | None:
+    """A schema that forbids further members means those beside the steps' own."""
+    validator = _validator({**schema, "properties": {**dict.fromkeys(step_ids, True), **schema.get("properties", {})}})
+    return _Whole(payload_defaults(schema), validator) if schema and validator else None
+
+
+def _validator(schema: dict[str, Any]) -> jsonschema_rs.Validator | None:
+    # The mask keeps a client's values out of messages, which end up in logs.
+    return jsonschema_rs.validator_for(schema, mask="the value", offline=True) if schema else None
+
+
+def _faults(validator: jsonschema_rs.Validator, value: Any, root: list[str]) -> Iterator[Fault]:
+    for error in validator.iter_errors(value):
+        path = [*root, *error.instance_path]
         match error.kind:
             case Kind.Required(name):
                 yield Fault(pointer([*path, name]), "required member is missing")

@@ -100,11 +100,12 @@ async def test_a_job_keeps_the_protocol_it_was_accepted_under(start: Start, tmp_
     (folder / "upper.yaml").write_text(yaml.safe_dump(PROTOCOL))
     api = await start(protocols_dir=folder)
     job_id = await api.submit(request_type="UPPER")
-    (folder / "upper.yaml").unlink()
+    other = {"version": 2, "steps": [{"step_id": "lower", "step_type": "LOWER", "service": "lower"}]}
+    (folder / "upper.yaml").write_text(yaml.safe_dump({**PROTOCOL, **other}))
 
-    async def gone() -> bool:
-        return (await api.get("/v1/protocols/UPPER")).status == 404
+    async def replaced() -> bool:
+        return bool((await api.get("/v1/protocols/UPPER")).ok()["version"] == 2)
 
-    await eventually(gone)
+    await eventually(replaced)
     (await api.succeed(await api.pull_one("upper"))).ok()
     assert (await api.job(job_id))["status"] == "SUCCEEDED"

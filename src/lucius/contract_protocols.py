@@ -1,0 +1,120 @@
+"""The part of the message contract that is about protocols and their versions. Fields are only ever added."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from lucius.contract import PositiveInt, Reason, Timestamp
+
+
+class ProtocolAct(Struct, frozen=True, omit_defaults=True):
+    """Who did it, when and why."""
+
+    by: str
+    at: Timestamp
+    reason: str = ""
+
+
+class ProtocolSuccessor(Struct, frozen=True):
+    request_type: str
+    version: int
+
+
+class ProtocolFinding(Struct, frozen=True):
+    """Something about a protocol document; `fatal` if it keeps the document from being published."""
+
+    pointer: str
+    message: str
+    fatal: bool
+
+
+class ProtocolVersionView(Struct, frozen=True, kw_only=True):
+    """A version's life: `changed` is the draft's last change, `successor` what to use instead of a deprecated one."""
+
+    version: int
+    request_type: str
+    status: Literal["DRAFT", "PUBLISHED", "DEPRECATED"] = "PUBLISHED"
+    title: str = ""
+    digest: str = ""
+    file: str = ""
+    created: ProtocolAct | None = None
+    changed: ProtocolAct | None = None
+    published: ProtocolAct | None = None
+    deprecated: ProtocolAct | None = None
+    successor: ProtocolSuccessor | None = None
+
+
+class ProtocolView(ProtocolVersionView, frozen=True, kw_only=True):
+    protocol_id: str
+    steps: list[dict[str, Any]]
+    description: str = ""
+    aliases: list[str] = field(default_factory=list)
+    policies: dict[str, Any] = field(default_factory=dict)
+    input_schema: dict[str, Any] = field(default_factory=dict)
+    output_schema: dict[str, Any] = field(default_factory=dict)
+    findings: list[ProtocolFinding] = field(default_factory=list)
+
+
+class ProtocolVersionList(Struct, frozen=True, kw_only=True):
+    request_type: str
+    versions: list[ProtocolVersionView]
+
+
+class ProtocolValidation(Struct, frozen=True, kw_only=True):
+    valid: bool
+    findings: list[ProtocolFinding]
+
+
+class ProtocolChange(Struct, frozen=True, kw_only=True):
+    """`pointer` is into the newer document, or into the older one for what was REMOVED.
+
+    `stepId` is the innermost step that it belongs to. MOVED has the order of the steps before and after.
+    """
+
+    change: Literal["ADDED", "REMOVED", "CHANGED", "MOVED"]
+    pointer: str
+    stepId: str | None
+    before: Any | UnsetType = UNSET
+    after: Any | UnsetType = UNSET
+
+
+class ProtocolDiff(Struct, frozen=True, kw_only=True):
+    request_type: str
+    from_version: int
+    to_version: int
+    steps_added: list[str]
+    steps_removed: list[str]
+    steps_changed: list[str]
+    changes: list[ProtocolChange]
+
+
+class PublishRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """With a `digest`, the draft is only published if it is still the one that was read."""
+
+    reason: Reason | None = None
+    digest: Annotated[str, Meta(max_length=128)] | None = None
+
+
+class SuccessorRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the same request type if none is named; its newest version if none is named."""
+
+    request_type: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    version: PositiveInt | None = None
+
+
+class DeprecateRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """`reason` is told to those whose commands are refused."""
+
+    reason: Annotated[str, Meta(min_length=1, max_length=1024)]
+    successor: SuccessorRequest | None = None
+
+
+class ProtocolProblem(Struct, frozen=True, kw_only=True):
+    file: str
+    line: int | None
+    reason: str
+
+
+class ProtocolList(Struct, frozen=True, kw_only=True):
+    protocols: list[ProtocolView]
+    problems: list[ProtocolProblem]
