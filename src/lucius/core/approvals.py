@@ -1,5 +1,7 @@
 """Approvals: enough different people say yes, one says no, or time runs out."""
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from lucius.core import flow
@@ -18,7 +20,7 @@ from lucius.core.model import (
 from lucius.core.protocol import Approval, Place
 from lucius.core.steps import new_step
 from lucius.core.tools import ToolError
-from lucius.core.values import render
+from lucius.core.values import render, too_large
 
 
 def begin(draft: Draft, place: Place, token: Token) -> None:
@@ -26,7 +28,7 @@ def begin(draft: Draft, place: Place, token: Token) -> None:
     step = new_step(draft, place, token, StepStatus.AWAITING_APPROVAL)
     assert spec.human_approval is not None, "an approval says who may give it"
     try:
-        prompt = render(draft, spec.human_approval.prompt, spec.step_id, token.items)
+        prompt = _prompt(draft, spec.human_approval, spec.step_id, token.items)
     except ToolError as error:
         flow.fail_at_start(draft, step, ErrorInfo("TEMPLATE_FAILED", str(error)))
         return
@@ -34,6 +36,14 @@ def begin(draft: Draft, place: Place, token: Token) -> None:
     step = replace(step, wake_at=wake_at, result={"prompt": prompt} if prompt else None)
     draft.start_step(step)
     draft.emit("APPROVAL_REQUESTED", step, approvers=list(spec.human_approval.approvers), until=wake_at)
+
+
+def _prompt(draft: Draft, approval: Approval, step_id: str, items: tuple[int, ...]) -> Any:
+    """Raises ToolError."""
+    prompt = render(draft, approval.prompt, step_id, items)
+    if size := too_large(prompt):
+        raise ToolError(f"the prompt has {size} bytes; name what is large instead of showing it")
+    return prompt
 
 
 def receive(draft: Draft, vote: CastVote) -> Reply:

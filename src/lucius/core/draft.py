@@ -133,6 +133,11 @@ class Draft:
     def refresh_status(self) -> None:
         """The state of a live job follows from its steps."""
         status = live_status(self.job, self.steps, bool(self.ready))
+        if status is JobStatus.WAITING_APPROVAL and self.job.status is not status:
+            self._pass_to(JobStatus.IN_PROGRESS)  # asking somebody is the first thing that it does
+        self._pass_to(status)
+
+    def _pass_to(self, status: JobStatus) -> None:
         if status is not self.job.status:
             self.change_job(status=status)
 
@@ -277,10 +282,8 @@ class Draft:
     def _counter_moves(self) -> dict[str, int]:
         """The difference that `counted` would show: whether the job is live, and the changed steps."""
         was = self.before
-        moves = {}
-        if was is None or was.job.live != self.job.live:
-            by = 1 if self.job.live else -1
-            moves = dict.fromkeys(job_counters(self.job), by)
+        by = self.job.live - (was is not None and was.job.live)
+        moves = dict.fromkeys(job_counters(self.job), by)
         for step_id, step in self._changed.items():
             before = was.steps.get(step_id) if was else None
             by = is_unacked(step) - (before is not None and is_unacked(before))
