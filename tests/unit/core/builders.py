@@ -1,7 +1,7 @@
 """Words to tell a job's story with: submit it, hand its steps over, let services speak and time pass.
 
-Every decision of every story is checked against the invariants of `invariants.py`, and made twice to see that it is
-the same: the core has no memory and no dice.
+Every decision of every story is checked against the invariants of `invariants.py`. It is made twice: on as little of
+the job as a ledger would load for it, and on the whole. Both must be the same: the core has no memory and no dice.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,10 @@ import msgspec
 from msgspec.structs import replace
 
 from lucius.core.decide import decide_all
-from lucius.core.decision import Applied, CallbackReply, Decision, Defaults, Env, JobView, Reply
+from lucius.core.decision import Applied, CallbackReply, Decision, Defaults, Env, JobView, MissingSteps, Reply
 from lucius.core.inputs import (
     Ack,
     Callback,
-    Cancel,
     Cap,
     DeadlinePassed,
     Failed,
@@ -25,8 +24,6 @@ from lucius.core.inputs import (
     HandOverStarted,
     Heartbeat,
     Input,
-    Repair,
-    RetryHandOver,
     Start,
     Submit,
     Succeeded,
@@ -48,6 +45,8 @@ from lucius.core.model import (
 from lucius.core.protocol import Policies, Protocol, RetryPolicy, StepSpec, digest
 from lucius.core.routing import route
 from lucius.core.transitions import NOT_STARTED
+from tests.unit.core.acts import Acts
+from tests.unit.core.expressions import PythonTools
 from tests.unit.core.invariants import Books
 
 SECOND = 1_000
@@ -56,6 +55,8 @@ T0 = 1_700_000_000_000
 JOB_ID = "job-1"
 STEPS = ("ocr", "embedding", "sis")
 NEVER_LEASED = "lease-of-nobody"
+MAX_LOADS = 6
+MAX_DECISIONS = 200
 
 
 def three_steps(
@@ -73,13 +74,13 @@ def three_steps(
     )
 
 
-def command(tenant_id: str = "acme") -> Command:
+def command(tenant_id: str = "acme", payload: dict[str, Any] | None = None) -> Command:
     return Command(
         tenant_id=tenant_id,
         request_type="OCR_EMBEDDING_SIS",
         input_ref="blob://in/a.pdf",
         output_ref="blob://out/a.json",
-        payload={"sis": {"prompt_set": ["what is it?"]}},
+        payload={"sis": {"prompt_set": ["what is it?"]}} if payload is None else payload,
         schema_version="v1",
         workspace_ref=f"file:///w/lucius/{tenant_id}/{JOB_ID}",
         correlation_id="corr-1",
@@ -95,6 +96,9 @@ class Lease(NamedTuple):
     lease_id: str
 
 
+FENCED = (Callback, HandOverStarted, HandOverReleased, HandedOver, HandOverFailed)
+
+
 class CountedIds:
     """Ids that tell how many were made, and can be taken back so that a decision can be made again."""
 
@@ -106,7 +110,7 @@ class CountedIds:
         return f"lease-{self.made}"
 
 
-class Story:
+class Story(Acts):
     """A job and all that is kept of it, in a ledger as small as can be."""
 
     def __init__(
@@ -117,12 +121,14 @@ class Story:
         defaults: Defaults | None = None,
         tenant_id: str = "acme",
         caps: tuple[Cap, ...] = (),
+        payload: dict[str, Any] | None = None,
     ) -> None:
         self.protocol = protocol or three_steps()
         self.now = T0
         self.ids = CountedIds()
-        self.env = Env(self.ids, lambda: jitter, defaults or Defaults())
+        self.env = Env(self.ids, lambda: jitter, defaults or Defaults(), PythonTools())
         self.tenant_id = tenant_id
+        self.payload = payload
         self.caps = caps
         self.books = Books()
         self.last: Decision | None = None
@@ -150,7 +156,11 @@ class Story:
 
     @property
     def lease(self) -> Lease:
-        return Lease(self.step.step_id, self.attempt.attempt_no, self.attempt.lease_id)
+        return self.lease_of(self.step.step_id)
+
+    def lease_of(self, step_id: str) -> Lease:
+        attempt = self.steps[step_id].attempt
+        return Lease(step_id, attempt.attempt_no, attempt.lease_id)
 
     @property
     def row(self) -> OutboxRow:
@@ -175,8 +185,8 @@ class Story:
             return self.steps[step_id].status
         return NOT_STARTED.get(self.job.status, StepStatus.PENDING)
 
-    def statuses(self) -> list[str]:
-        return [str(self.status_of(step_id)) for step_id in STEPS]
+    def statuses(self, *step_ids: str) -> list[str]:
+        return [str(self.status_of(step_id)) for step_id in step_ids or STEPS]
 
     def history(self, step_id: str = "ocr") -> list[str]:
         """How the step's ended attempts ended, oldest first."""
@@ -194,46 +204,53 @@ class Story:
         """Decide on these inputs at this instant and keep the outcome, as the service layer would."""
         self.last = decision = self._decide(inputs)
         self._check_fencing(inputs, decision)
-        self.books.keep(decision, self.now, self.env)
+        self.books.keep(decision, self.now, self.env, len(inputs))
         return decision.reply
 
     def _decide(self, inputs: Sequence[Input]) -> Decision:
-        view = self._loaded(inputs)
-        before = msgspec.json.encode(view)
+        if self.books.job is None:
+            return decide_all(None, inputs, self.now, self.env)
         made = self.ids.made
-        first = decide_all(view, inputs, self.now, self.env)
+        first = self._decide_on_what_it_asks_for(inputs)
         made, self.ids.made = self.ids.made, made
-        again = decide_all(view, inputs, self.now, self.env)
-        assert again == first, "the same input gave another decision"
+        whole = self.view
+        before = msgspec.json.encode(whole)
+        again = decide_all(whole, inputs, self.now, self.env)
+        assert again == first, "a decision on a part of the job differs from one on the whole of it"
         assert self.ids.made == made
-        assert msgspec.json.encode(view) == before, "decide changed what it was given"
+        assert msgspec.json.encode(whole) == before, "decide changed what it was given"
         return first
+
+    def _decide_on_what_it_asks_for(self, inputs: Sequence[Input]) -> Decision:
+        """Begin with the active steps and those that the inputs name, and add what is missed: as a ledger does."""
+        made = self.ids.made
+        asked = {*self.job.active, *(named for i in inputs if (named := getattr(i, "step_id", None)) is not None)}
+        for _ in range(MAX_LOADS):
+            self.ids.made = made
+            steps = {step_id: self.steps[step_id] for step_id in asked if step_id in self.steps}
+            try:
+                view = JobView(self.job, self.protocol, steps, frozenset(asked))
+                decision = decide_all(view, inputs, self.now, self.env)
+            except MissingSteps as missing:
+                asked |= missing.step_ids
+            else:
+                return decision
+        raise AssertionError(f"after {MAX_LOADS} loads it still misses steps")
 
     def _check_fencing(self, inputs: Sequence[Input], decision: Decision) -> None:
         """What is applied speaks for the lease that is current when the decision begins: a batch has only one."""
         for happened, reply in zip(inputs, decision.replies, strict=True):
-            named = getattr(happened, "step_id", None)
             applied = reply == Applied() or getattr(reply, "disposition", None) is Disposition.APPLIED
-            if named is None or not applied:
+            if not applied or not isinstance(happened, FENCED):
                 continue
-            assert isinstance(happened, Callback | HandOverStarted | HandOverReleased | HandedOver | HandOverFailed)
-            attempt = self.steps[named].attempt
-            current = attempt.attempt_no, attempt.lease_id
-            assert (happened.attempt_no, happened.lease_id) == current, "a fenced attempt was heard"
-
-    def _loaded(self, inputs: Sequence[Input]) -> JobView | None:
-        """Only the active steps and those that the inputs name: all that a ledger loads for a decision."""
-        if self.books.job is None:
-            return None
-        named = {getattr(happened, "step_id", None) for happened in inputs}
-        wanted = {s: step for s, step in self.steps.items() if s in self.job.active or s in named}
-        return JobView(self.job, self.protocol, wanted)
+            named = Lease(happened.step_id, happened.attempt_no, happened.lease_id)
+            assert named == self.lease_of(happened.step_id), "a fenced attempt was heard"
 
     def submission(self, job_id: str = JOB_ID) -> Submit:
         routing = route(self.tenant_id, None, Mode.DEFAULT, "GLOBAL_CONFIG", "default mode")
         return Submit(
             job_id=job_id,
-            command=command(self.tenant_id),
+            command=command(self.tenant_id, self.payload),
             protocol=self.protocol,
             protocol_digest=digest(self.protocol),
             routing=routing,
@@ -314,15 +331,6 @@ class Story:
         self.now = max(self.now, self.job.due_at)
         return self.tick(resumed_at)
 
-    def cancel(self, by: str = "ada") -> Reply:
-        return self.feed(Cancel(by, "no longer wanted"))
-
-    def retry_hand_over(self) -> Reply:
-        return self.feed(RetryHandOver("ada"))
-
-    def repair(self, *missing_rows: str) -> Reply:
-        return self.feed(Repair(missing_rows))
-
     # how far it got
 
     def dispatched(self) -> "Story":
@@ -359,6 +367,27 @@ class Story:
         for _ in self.protocol.steps:
             self.finish_step()
         return self
+
+    def do(self, *step_ids: str, result: Any = None) -> "Story":
+        """Services do these steps, one after the other."""
+        for step_id in step_ids:
+            self.hand_over(self.lease_of(step_id))
+            assert self.succeed(self.lease_of(step_id), result) is Disposition.APPLIED
+        return self
+
+    def botch(self, step_id: str, failure_class: FailureClass = FailureClass.NON_RETRYABLE) -> "Story":
+        """A service fails at this step; unless told otherwise, for good."""
+        self.hand_over(self.lease_of(step_id))
+        assert self.fail(self.lease_of(step_id), failure_class) is Disposition.APPLIED
+        return self
+
+    def settle(self) -> "Story":
+        """What a decision had to leave over goes on, as an engine would have it, until nothing is due now."""
+        for _ in range(MAX_DECISIONS):
+            if self.job.due_at is None or self.job.due_at > self.now:
+                return self
+            assert self.tick() == Applied(), "due, and nothing to do"
+        raise AssertionError("it never settles")
 
 
 def success(lease: Lease, result: Any = None, **extra: Any) -> Succeeded:

@@ -64,7 +64,7 @@ def test_a_retry_is_waited_for() -> None:
     story = Story().processing()
     story.fail(code="OUT_OF_PAPER")
     assert sentence(story) == (
-        "step ocr waits for its retry: attempt 1 of 3 at service ocr-svc ended with OUT_OF_PAPER, "
+        "step ocr waits for its retry: attempt 1 of 3 at service ocr-svc ended with RETRYABLE (OUT_OF_PAPER), "
         f"the next one starts at {clock_time(story.now + 5 * SECOND)}"
     )
 

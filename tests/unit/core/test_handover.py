@@ -1,5 +1,7 @@
 """Hand-over: rule 6 of DESIGN §3, waiting burns nothing, and the repair of a lost row."""
 
+from typing import Any
+
 import pytest
 
 from lucius.core import calls
@@ -176,6 +178,6 @@ class TestTakenByTheEngineItself:
     @pytest.mark.parametrize(
         ("fields", "lease_ms"), [({}, 45_000), ({"timeout_ms": 5_000}, 20_000), ({"lease_ms": 1_000}, 1_000)]
     )
-    def test_a_calls_lease_is_little_more_than_it_may_take(self, fields: dict[str, int], lease_ms: int) -> None:
+    def test_a_calls_lease_is_little_more_than_it_may_take(self, fields: dict[str, Any], lease_ms: int) -> None:
         spec = StepSpec(step_id="call", kind="notify", notify=Notify(url="https://a.example.com", type="t"), **fields)
         assert calls.lease_ms(spec) == lease_ms

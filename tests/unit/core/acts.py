@@ -1,0 +1,91 @@
+"""What people and the engine's own housekeeping do to a job, as words of a story."""
+
+from typing import Any
+
+from lucius.core.decision import Refused, Reply
+from lucius.core.inputs import (
+    Adopt,
+    Cancel,
+    CastVote,
+    Compensate,
+    Discard,
+    GiveSignal,
+    Input,
+    Pause,
+    Repair,
+    Resume,
+    Retry,
+    RetryHandOver,
+    Skip,
+)
+from lucius.core.model import Quarantined, ReviewItem, ReviewKind, ReviewStatus
+from tests.unit.core.invariants import Books
+
+WHY = "because"
+
+
+class Acts:
+    books: Books
+
+    def feed(self, *inputs: Input) -> Reply:
+        raise NotImplementedError
+
+    def cancel(self, by: str = "ada") -> Reply:
+        return self.feed(Cancel(by, "no longer wanted"))
+
+    def pause(self, by: str = "ada") -> Reply:
+        return self.feed(Pause(by, WHY))
+
+    def resume(self, by: str = "ada") -> Reply:
+        return self.feed(Resume(by, WHY))
+
+    def signal(self, name: str, payload: Any = None, by: str = "erp") -> Reply:
+        return self.feed(GiveSignal(name, by, payload, WHY))
+
+    def approve(self, step_id: str, by: str = "ada", comment: str = "", groups: tuple[str, ...] = ()) -> Reply:
+        return self.feed(CastVote(step_id=step_id, approves=True, by=by, groups=groups, comment=comment))
+
+    def reject(self, step_id: str, by: str = "ada", comment: str = "") -> Reply:
+        return self.feed(CastVote(step_id=step_id, approves=False, by=by, comment=comment))
+
+    def retry(self, from_step: str | None = None) -> Reply:
+        return self.feed(Retry(by="ada", reason=WHY, from_step=from_step))
+
+    def skip(self, result: Any = None) -> Reply:
+        return self.feed(Skip(by="ada", reason=WHY, result=result))
+
+    def compensate(self) -> Reply:
+        return self.feed(Compensate(by="ada", reason=WHY))
+
+    def adopt(self, kept: Quarantined | None = None) -> Reply:
+        """The last result that was quarantined, unless another is named."""
+        kept = kept or self.books.quarantined[-1]
+        review_id = f"{kept.job_id}~{kept.step_id}~{kept.attempt_no}~{kept.lease_id}"
+        return self.feed(Adopt(kept=kept, by="ada", reason=WHY, item=self.books.reviews.get(review_id)))
+
+    def discard(self, item: ReviewItem | None = None) -> Reply:
+        """The job's own review item, unless another is named."""
+        return self.feed(Discard(item=item or self.own_review, by="ada", reason=WHY))
+
+    def retry_hand_over(self) -> Reply:
+        return self.feed(RetryHandOver("ada"))
+
+    def repair(self, *missing_rows: str) -> Reply:
+        return self.feed(Repair(missing_rows))
+
+    @property
+    def own_review(self) -> ReviewItem:
+        assert self.books.job is not None
+        assert self.books.job.review is not None, "nothing of this job is under review"
+        return self.books.job.review
+
+    def open_reviews(self) -> list[tuple[ReviewKind, str | None]]:
+        """Kind and step of what a person has yet to look at."""
+        items = self.books.reviews.values()
+        return [(item.kind, item.step_id) for item in items if item.status is ReviewStatus.OPEN]
+
+
+def code_of(reply: Reply) -> str:
+    """Why it was refused."""
+    assert isinstance(reply, Refused), reply
+    return reply.code
