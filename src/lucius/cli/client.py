@@ -50,6 +50,9 @@ class Client:
         """With a `token`, as its bearer instead of our key: how callbacks are sent."""
         return await self._call("POST", path, body=msgspec.json.encode(body), token=token, within=within)
 
+    async def delete(self, path: str) -> bytes:
+        return await self._call("DELETE", path, within=ANSWER_SECONDS)
+
     async def submit(self, command: Mapping[str, Any]) -> Accepted:
         return self.read(await self.post("/v1/commands", command), Accepted)
 

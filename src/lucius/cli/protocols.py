@@ -1,30 +1,49 @@
-"""Commands about protocols: `protocols list|show|validate`."""
+"""Commands about protocols: looking at them, checking files, and what becomes of a version."""
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
+import msgspec
 import typer
 
-from lucius.cli import render
+from lucius.cli import protocol_render, render
 from lucius.cli.client import Client
 from lucius.cli.connection import connection
-from lucius.cli.errors import Unsuccessful, guarded, run
+from lucius.cli.errors import Misused, Unsuccessful, guarded, run
 from lucius.cli.jobs import ApiKey, AsJson, Url
-from lucius.contract_protocols import ProtocolList, ProtocolView
+from lucius.contract_protocols import ProtocolDiff, ProtocolList, ProtocolVersionList, ProtocolView
 from lucius.core.protocol import Protocol
 from lucius.ports.errors import ProtocolError
+
+RequestType = Annotated[str, typer.Argument(help="Such as OCR_EMBEDDING_SIS, or an alias")]
+Version = Annotated[int, typer.Argument(min=1)]
+
+
+class Status(StrEnum):
+    DRAFT = "draft"
+    PUBLISHED = "published"
+    DEPRECATED = "deprecated"
+    ANY = "any"
+
 
 protocols = typer.Typer(help="Request types: which there are, and whether a file is one.", no_args_is_help=True)
 
 
 @protocols.command("list")
-def list_protocols(ctx: typer.Context, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
-    """Protocols in force, and files that were refused."""
+def list_protocols(
+    ctx: typer.Context,
+    status: Annotated[Status, typer.Option(help="Those in this state", case_sensitive=False)] = Status.PUBLISHED,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Protocols that serve new commands, and files that were refused."""
 
     async def work() -> None:
         async with Client(connection(ctx, url, api_key)) as client:
-            answer = await client.get("/v1/protocols")
+            answer = await client.get("/v1/protocols", {"status": status.upper()})
             listing = client.read(answer, ProtocolList)
         if as_json:
             render.print_json(answer)
@@ -40,30 +59,195 @@ def list_protocols(ctx: typer.Context, as_json: AsJson = False, url: Url = None,
 @protocols.command("show")
 def show_protocol(
     ctx: typer.Context,
-    request_type: Annotated[str, typer.Argument(help="Such as OCR_EMBEDDING_SIS, or an alias")],
-    version: Annotated[int | None, typer.Option(help="The newest if absent", min=1)] = None,
+    request_type: RequestType,
+    version: Annotated[int | None, typer.Option(help="The newest that serves if absent", min=1)] = None,
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
-    """One protocol: its steps, and what a client may say to each."""
+    """One protocol: its steps, what a client may say to each, and who did what to it."""
 
     async def work() -> None:
         async with Client(connection(ctx, url, api_key)) as client:
             params = {"version": str(version)} if version else None
-            answer = await client.get(f"/v1/protocols/{quote(request_type, safe='')}", params)
+            answer = await client.get(_path(request_type), params)
             protocol = client.read(answer, ProtocolView)
         if as_json:
             render.print_json(answer)
             return
         console = render.out()
-        console.print(f"{protocol.request_type} version {protocol.version}: {protocol.title}", style="bold")
+        console.print(_heading(protocol), style="bold", soft_wrap=True)
         if protocol.description:
             console.print(protocol.description)
+        for line in protocol_render.life(protocol):
+            console.print(line, style="dim", soft_wrap=True)
         console.print()
         console.print(render.protocol_steps(protocol))
 
     run(work)
+
+
+@protocols.command("versions")
+def list_versions(
+    ctx: typer.Context, request_type: RequestType, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None
+) -> None:
+    """Every version in every state, with who did what to it, when and why."""
+
+    async def work() -> None:
+        async with Client(connection(ctx, url, api_key)) as client:
+            answer = await client.get(f"{_path(request_type)}/versions")
+            listing = client.read(answer, ProtocolVersionList)
+        if as_json:
+            render.print_json(answer)
+        else:
+            render.out().print(protocol_render.versions_table(listing.versions))
+
+    run(work)
+
+
+@protocols.command("create")
+def create_draft(
+    ctx: typer.Context,
+    file: Annotated[Path, typer.Argument(help="A YAML or JSON file, checked as by `validate`")],
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Keep a file as a draft on the server, or replace the draft of that version."""
+    document = guarded(lambda: msgspec.to_builtins(_require(_read(file))))
+
+    async def work() -> None:
+        async with Client(connection(ctx, url, api_key)) as client:
+            answer = await client.post("/v1/protocols", document)
+            protocol = client.read(answer, ProtocolView)
+        _say(answer, protocol, as_json)
+        for finding in protocol.findings if not as_json else ():
+            style = "red" if finding.fatal else "yellow"
+            render.err().print(f"{finding.pointer}: {finding.message}", style=style, soft_wrap=True)
+
+    run(work)
+
+
+@protocols.command("publish")
+def publish(
+    ctx: typer.Context,
+    request_type: RequestType,
+    version: Version,
+    reason: Annotated[str | None, typer.Option(help="Kept with the version")] = None,
+    digest: Annotated[str | None, typer.Option(help="Only if the draft is still this one")] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Let a draft serve new commands. It never changes again."""
+    said = {"reason": reason, "digest": digest}
+    _act(ctx, url, api_key, as_json, f"{_path(request_type, version)}:publish", said)
+
+
+@protocols.command("deprecate")
+def deprecate(
+    ctx: typer.Context,
+    request_type: RequestType,
+    version: Version,
+    reason: Annotated[str, typer.Option(help="Told to those whose commands are refused")],
+    successor: Annotated[
+        str | None, typer.Option(help="What to use instead: TYPE, TYPE:VERSION or :VERSION; the newest if absent")
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Take a version out of use: new commands are refused with its successor named, running jobs go on."""
+    said = {"reason": reason, "successor": guarded(lambda: _successor(successor)) if successor else None}
+    _act(ctx, url, api_key, as_json, f"{_path(request_type, version)}:deprecate", said)
+
+
+@protocols.command("delete")
+def delete_draft(
+    ctx: typer.Context,
+    request_type: RequestType,
+    version: Version,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Forget a draft. What was published can only be deprecated."""
+
+    async def work() -> None:
+        async with Client(connection(ctx, url, api_key)) as client:
+            answer = await client.delete(_path(request_type, version))
+        if as_json:
+            render.print_json(answer)
+        else:
+            typer.echo(f"the draft of {request_type} version {version} is deleted")
+
+    run(work)
+
+
+@protocols.command("diff")
+def diff(
+    ctx: typer.Context,
+    request_type: RequestType,
+    before: Annotated[int, typer.Argument(metavar="FROM", min=1)],
+    after: Annotated[int, typer.Argument(metavar="TO", min=1)],
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """What changed between two versions, step by step."""
+
+    async def work() -> None:
+        async with Client(connection(ctx, url, api_key)) as client:
+            answer = await client.get(f"{_path(request_type, before)}/diff/{after}")
+            found = client.read(answer, ProtocolDiff)
+        if as_json:
+            render.print_json(answer)
+            return
+        for line in protocol_render.diff_lines(found):
+            render.out().print(line, soft_wrap=True)
+
+    run(work)
+
+
+def _act(
+    ctx: typer.Context, url: str | None, api_key: str | None, as_json: bool, path: str, said: dict[str, Any]
+) -> None:
+    async def work() -> None:
+        async with Client(connection(ctx, url, api_key)) as client:
+            answer = await client.post(path, {name: value for name, value in said.items() if value is not None})
+            _say(answer, client.read(answer, ProtocolView), as_json)
+
+    run(work)
+
+
+def _say(answer: bytes, protocol: ProtocolView, as_json: bool) -> None:
+    if as_json:
+        render.print_json(answer)
+    else:
+        render.out().print(_heading(protocol), soft_wrap=True)
+
+
+def _heading(protocol: ProtocolView) -> str:
+    title = f": {protocol.title}" if protocol.title else ""
+    return f"{protocol.request_type} version {protocol.version} ({protocol.status}){title}"
+
+
+def _path(request_type: str, version: int | None = None) -> str:
+    path = f"/v1/protocols/{quote(request_type, safe='')}"
+    return f"{path}/versions/{version}" if version else path
+
+
+def _successor(given: str) -> dict[str, Any]:
+    name, _, number = given.partition(":")
+    if number and not number.isdecimal():
+        raise Misused(f"--successor must be TYPE, TYPE:VERSION or :VERSION, not {given}")
+    return {**({"request_type": name} if name else {}), **({"version": int(number)} if number else {})}
+
+
+def _require(outcome: Protocol | ProtocolError) -> Protocol:
+    if isinstance(outcome, ProtocolError):
+        raise outcome
+    return outcome
 
 
 @protocols.command("validate")

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -183,21 +183,33 @@ def _told(name: str, value: Any) -> str:
 
 
 def protocols_table(listing: ProtocolList) -> Table:
-    made = table("REQUEST TYPE", "VERSION", "STEPS", "TITLE", "ALSO KNOWN AS")
+    made = table("REQUEST TYPE", "VERSION", "STATUS", "STEPS", "TITLE", "ALSO KNOWN AS")
     for protocol in listing.protocols:
         steps = " → ".join(str(step["step_id"]) for step in protocol.steps)
-        made.add_row(protocol.request_type, str(protocol.version), steps, protocol.title, ", ".join(protocol.aliases))
+        named = (protocol.request_type, str(protocol.version), protocol.status)
+        made.add_row(*named, steps, protocol.title, ", ".join(protocol.aliases))
     return made
 
 
 def protocol_steps(protocol: ProtocolView) -> Table:
+    """Steps in their order; those inside others are set in below them."""
     made = table("STEP", "TYPE", "SERVICE", "PAYLOAD", "MUST HAVE")
-    for step in protocol.steps:
+    for depth, step in _nested(protocol.steps):
         schema = step.get("payload_schema") or {}
         required = schema.get("required", [])
         members = ", ".join(name for name in schema.get("properties", {}) if name not in required)
-        made.add_row(step["step_id"], step["step_type"], step["service"], members, ", ".join(required))
+        kind = step.get("step_type") or step.get("kind", "task")
+        made.add_row("  " * depth + step["step_id"], kind, step.get("service", ""), members, ", ".join(required))
     return made
+
+
+def _nested(steps: Iterable[dict[str, Any]], depth: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    for step in steps:
+        yield depth, step
+        for branch in step.get("parallel", {}).get("branches", {}).values():
+            yield from _nested(branch, depth + 1)
+        yield from _nested(step.get("map", {}).get("steps", ()), depth + 1)
+        yield from _nested([step["compensation"]] if "compensation" in step else [], depth + 1)
 
 
 def ago(then: str, now: datetime) -> str:
