@@ -259,7 +259,9 @@ class TestWhereItMayGo:
         mixed = World(policy, answering("93.184.216.34", address))
         assert await mixed.refusal("https://api.example.com/") == "PRIVATE_ADDRESS"
 
-    @pytest.mark.parametrize("address", ["93.184.216.34", "8.8.8.8", "2606:4700:4700::1111", "2002:808:808::1"])
+    @pytest.mark.parametrize(
+        "address", ["93.184.216.34", "8.8.8.8", "2606:4700:4700::1111", "2002:808:808::1", "64:ff9b::808:808"]
+    )
     def test_public_addresses_are_public(self, address: str) -> None:
         assert is_public(ip_address(address))
 

@@ -99,7 +99,7 @@ def test_our_signature_is_the_librarys() -> None:
 
 @pytest.mark.parametrize(
     "secret",
-    ["", "  ", "plain", NEW.removeprefix("whsec_"), "whsec_", "whsec_!!!", "whsec_c2hvcnQ=", f"{NEW} plain"],
+    ["", "  ", "plain", NEW.removeprefix("whsec_"), "whsec_", NEW + "!!!!", "whsec_c2hvcnQ=", f"{NEW} plain"],
 )
 def test_a_secret_that_is_none_is_found_at_the_start_and_not_shown(secret: str) -> None:
     with pytest.raises(ValueError, match="LUCIUS_WEBHOOK_SECRET_DEFAULT: ") as refused:

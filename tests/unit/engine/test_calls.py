@@ -1,7 +1,7 @@
 """Calls and webhooks from the outbox to a real server and back, over the real core."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,11 +12,12 @@ from standardwebhooks import Webhook
 
 from lucius.adapters.bus_memory import MemoryBus
 from lucius.core.decision import Decision
-from lucius.core.inputs import Cancel, Pause, Resume, Retry
+from lucius.core.inputs import Cancel, HandedOver, Input, Pause, Resume, Retry
 from lucius.core.model import FailureClass, JobStatus, StepStatus
 from lucius.core.protocol import Call, ErrorRule, Guard, Map, Notify, RetryPolicy, StepSpec
 from lucius.engine import calls
 from lucius.engine.relay import Relay
+from lucius.ports.calls import Answer, Outgoing
 from lucius.ports.errors import LedgerFull
 from tests.support.engine import WEBHOOK_SECRET, Engine
 from tests.support.peer import Handler, Peer, always, in_turn, ok, peer
@@ -129,6 +130,7 @@ class TestACall:
             ErrorRule(when="response.body.fault.kind == 'x'", failure_class=FailureClass.TRANSIENT, code="NEVER"),
             ErrorRule(when="response.status == 404", failure_class=FailureClass.RETRYABLE, code="NOT_YET"),
             ErrorRule(when="response.body.ok == false", failure_class=FailureClass.NON_RETRYABLE, code="SAYS_NO"),
+            ErrorRule(when="true", failure_class=FailureClass.TRANSIENT, code="ANYTHING_ELSE"),
         )
         engine = Engine()
         there.answer = in_turn(always(404, text="nothing"), always(200, {"ok": False}))
@@ -456,6 +458,23 @@ class TestTimeAndTrouble:
             assert (await engine.ended()).status is JobStatus.SUCCEEDED
         assert [seen.path for seen in there.seen] == ["/", "/b"]
 
+    @pytest.mark.parametrize(("timeout_ms", "most_ms"), [(None, 30_000), (5_000, 7_000), (600_000, 602_000)])
+    async def test_a_request_is_cut_off_a_little_after_the_core_gives_it_up(
+        self, there: Peer, monkeypatch: pytest.MonkeyPatch, timeout_ms: int | None, most_ms: int
+    ) -> None:
+        engine = Engine()
+        real, given = engine.caller.send, []
+
+        async def noting(outgoing: Outgoing) -> Answer:
+            given.append(outgoing.timeout_ms)
+            return await real(outgoing)
+
+        monkeypatch.setattr(engine.caller, "send", noting)
+        async with engine.running():
+            await engine.submit(call(there.url, timeout_ms=timeout_ms))
+            await engine.ended()
+        assert most_ms - 1_000 < given[0] <= most_ms
+
     async def test_without_one_a_call_ends_by_itself(self, there: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("lucius.engine.exchange.TIMEOUT_MS", 50)
         engine = Engine()
@@ -564,6 +583,23 @@ class TestTimeAndTrouble:
         async with engine.running():
             await asyncio.sleep(0.1)
         assert looks == 1
+
+    async def test_nor_does_one_that_is_no_longer_to_be_handed_over(
+        self, there: Peer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = Engine(retry_interval=60)
+        await engine.submit(call(there.url))
+        real, asked = engine.jobs.apply, 0
+
+        async def fenced(job_id: str, inputs: Sequence[Input], step_id: str | None = None) -> Decision:
+            nonlocal asked
+            asked += 1
+            return await real(job_id, (HandedOver("call", 1, "another lease"),), step_id)
+
+        monkeypatch.setattr(engine.jobs, "apply", fenced)
+        async with engine.running():
+            await asyncio.sleep(0.1)
+        assert (asked, there.seen) == (1, [])
 
     async def test_stopping_lets_a_running_call_end(self, there: Peer) -> None:
         engine = Engine()
