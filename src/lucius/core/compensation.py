@@ -14,7 +14,7 @@ from lucius.core.model import (
     StepStatus,
     Token,
 )
-from lucius.core.protocol import spec_id
+from lucius.core.protocol import FAIL, spec_id
 
 ENGINE = "engine"
 
@@ -39,6 +39,17 @@ def ask(draft: Draft, token: Token) -> None:
         draft.change_job(compensable=(*(s for s in draft.job.compensable if s != step_id), step_id))
 
 
+def drop_what_is_ready(draft: Draft) -> None:
+    """The job goes nowhere from here, but a new run can start from where it would have gone on; and what may have
+    left a side effect is still shown to a person."""
+    for token in draft.ready:
+        if token.target == flow.UNDO:
+            ask(draft, token)
+        elif token.container is None and token.target != FAIL:
+            draft.change_job(resume_from=token)
+    draft.ready.clear()
+
+
 def hold(draft: Draft) -> None:
     """Nothing goes on until a person has acted on the review item."""
     draft.change_job(paused=Pause(ENGINE, draft.now, "a person must decide about compensation", on_review=True))
@@ -47,10 +58,14 @@ def hold(draft: Draft) -> None:
 
 def start(draft: Draft, by: str) -> None:
     """Fence what still runs, then undo what was completed. Without handlers there is nothing to undo."""
+    drop_what_is_ready(draft)
     todo = tuple(reversed(draft.job.compensable))
-    draft.ready.clear()
     draft.change_job(
-        compensation=Compensation(todo, draft.now, by, draft.job.failure), deadline=None, compensable=(), paused=None
+        compensation=Compensation(todo, draft.now, by, draft.job.failure),
+        deadline=None,
+        compensable=(),
+        paused=None,
+        resume_from=None,
     )
     draft.emit("COMPENSATION_STARTED", by=by, steps=list(todo))
 
@@ -60,8 +75,9 @@ def clear(draft: Draft) -> None:
     under_way = draft.job.compensation
     assert under_way is not None, "it was started"
     if containers.fence_some(draft, None, StepStatus.CANCELLED, AttemptOutcome.FENCED, None):
-        draft.ready.clear()
-        draft.change_job(compensation=replace(under_way, cleared=True))
+        drop_what_is_ready(draft)
+        todo = (*reversed(draft.job.compensable), *under_way.todo)  # some of it may have been done just now
+        draft.change_job(compensation=replace(under_way, todo=todo, cleared=True), compensable=(), resume_from=None)
         _go_on(draft)
 
 
@@ -90,12 +106,18 @@ def undone(draft: Draft, token: Token) -> None:
     under_way = draft.job.compensation
     assert under_way is not None, "handlers run in a compensation only"
     step_id, *rest = under_way.todo
-    step = draft.find(step_id)
-    assert step is not None, "what is undone was done"
-    draft.change_step(step, undone=True)
+    void(draft, step_id, *draft.protocol.plan.around(step_id))
     draft.change_job(compensation=replace(under_way, todo=tuple(rest), done=(*under_way.done, step_id)))
     draft.emit("STEP_COMPENSATED", step=None, of=step_id, handler=token.before)
     _go_on(draft)
+
+
+def void(draft: Draft, *step_ids: str) -> None:
+    """What these came to no longer holds: a new run does them again."""
+    draft.require(step_ids)
+    for step in map(draft.find, step_ids):
+        if step is not None and not step.undone:
+            draft.change_step(step, undone=True)
 
 
 def not_undone(draft: Draft, token: Token) -> None:

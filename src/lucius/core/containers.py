@@ -185,7 +185,8 @@ def _last_steps(draft: Draft, spec: StepSpec, container: str, branches: list[Tok
 
 
 def _last(draft: Draft, step_ids: list[str]) -> Step | None:
-    found = [step for step in map(draft.current, step_ids) if step is not None and step.closes]
+    run_no = draft.job.run_no
+    found = [s for s in map(draft.find, step_ids) if s is not None and s.closes and s.run_no == run_no]
     if not found:
         return None
     last = max(found, key=lambda step: (step.completed_at or 0, step.index))

@@ -98,7 +98,7 @@ def retry(draft: Draft, asked: Retry) -> Reply:
     token = draft.job.resume_from if asked.from_step is None else None
     if token is None:
         start = asked.from_step or failed_at
-        token = Token(start, before=_before(draft, start), keeps=asked.from_step is None)
+        token = Token(start, before=_before(draft, start), keeps=asked.from_step is None, anew=True)
     _close_other(draft, asked, ReviewStatus.REPROCESSED, "retry")
     _open_run(draft, token.target, asked, "retry")
     draft.ready.append(token)
@@ -146,6 +146,7 @@ def _open_run(draft: Draft, start: str, asked: Retry | Skip | Adopt | Compensate
     job = draft.job
     plan = draft.protocol.plan
     index = plan.places[start].index if start in plan.places else len(plan.places)
+    anew = isinstance(asked, Retry) and asked.from_step is not None
     ended = Run(job.run_no, job.status, job.run_started_at or job.created_at, job.completed_at or draft.now, job.error)
     if not isinstance(asked, Compensate):
         reviews.close_held(draft, ReviewStatus.REPROCESSED, asked.by, asked.reason, act)
@@ -155,8 +156,9 @@ def _open_run(draft: Draft, start: str, asked: Retry | Skip | Adopt | Compensate
         run_no=job.run_no + 1,
         runs=(*job.runs[1 - MAX_RUNS_SHOWN :], ended),
         run_started_at=draft.now,
-        kept_below=index,
-        compensable=tuple(s for s in _undoable(job) if plan.places[spec_id(s)].index < index),
+        kept_below=index if anew else job.kept_below,
+        anew_since=job.run_no + 1 if anew else job.anew_since,
+        compensable=_undoable(job),
         deadline=draft.now + timeout if timeout else None,
         under_way=False,
         completed_at=None,
@@ -287,9 +289,10 @@ def _run_from_done(
     draft.change_job(under_way=True)
     draft.emit("STEP_SKIPPED" if status is StepStatus.SKIPPED else "RESULT_ADOPTED", done, by=asked.by)
     if nested:
-        draft.ready.append(Token(start, before=_before(draft, start), keeps=True))
+        compensation.void(draft, *draft.protocol.plan.around(old.step_id)[:-1])
+        draft.ready.append(Token(start, before=_before(draft, start), keeps=True, anew=True))
     else:
-        flow.succeeded(draft, done)
+        flow.succeeded(draft, done, flow.chosen(draft, done))
 
 
 def compensate(draft: Draft, asked: Compensate) -> Reply:

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from lucius.core import approvals, containers, flow, tasks, waits
+from lucius.core import approvals, compensation, containers, flow, tasks, waits
 from lucius.core.draft import Draft, current_step_id, is_unfinished, step_clock
 from lucius.core.inputs import DeadlinePassed
 from lucius.core.model import (
@@ -98,7 +98,7 @@ def stop_overdue(draft: Draft) -> None:
     error = ErrorInfo("JOB_TIMEOUT", "the job did not finish within its protocol's timeout")
     at = current_step_id(draft.job, draft.steps)
     failure = Failure(at, error, FailureClass.NON_RETRYABLE, AttemptOutcome.JOB_TIMEOUT)
-    draft.ready.clear()
+    compensation.drop_what_is_ready(draft)
     draft.change_job(stopping=failure)
 
 

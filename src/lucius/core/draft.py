@@ -294,8 +294,16 @@ class Draft:
 
 
 def counts(job: Job, step: Step) -> bool:
-    """Whether a step's record is of this run, or of an earlier one whose work this run keeps."""
-    return step.run_no == job.run_no or step.index < job.kept_below
+    """Whether a step's record is of this run, or of an earlier one whose work this run keeps.
+
+    A run that goes on where the one before failed keeps everything; one that starts from an earlier step keeps what
+    comes before that. What was undone is gone once there is a new run.
+    """
+    if step.run_no == job.run_no:
+        return True
+    if step.undone and job.compensation is None:
+        return False
+    return step.run_no >= job.anew_since or step.index < job.kept_below
 
 
 def is_unacked(step: Step) -> bool:

@@ -43,10 +43,25 @@ def succeeded(draft: Draft, step: Step, target: str | None = None, *, keeps: boo
     if place.handler_of is not None:
         draft.ready.append(Token(UNDONE, before=step.step_id))
         return
-    if place.spec.compensation is not None:
+    if place.spec.compensation is not None and not (keeps and step.step_id in draft.job.compensable):
         others = tuple(s for s in draft.job.compensable if s != step.step_id)
         draft.change_job(compensable=(*others, step.step_id))
     go(draft, step, target or place.spec.on_success or place.following, keeps=keeps)
+
+
+def chosen(draft: Draft, step: Step) -> str | None:
+    """Where a decision goes that is done. What a person gave as its result counts if there is such a place."""
+    target = step.result.get("then") if step.kind == "decision" and isinstance(step.result, dict) else None
+    if target in (SUCCEED, FAIL):
+        return str(target)
+    here, there = place_of(draft, step), draft.protocol.plan.places.get(target) if isinstance(target, str) else None
+    if (
+        there is None
+        or there.handler_of is not None
+        or (there.container, there.branch) != (here.container, here.branch)
+    ):
+        return None
+    return there.spec.step_id
 
 
 def failed(draft: Draft, step: Step, failure: Failure) -> None:
@@ -83,6 +98,8 @@ def go(draft: Draft, step: Step, target: str, *, failure: Failure | None = None,
 def end_job(draft: Draft, status: JobStatus, failure: Failure | None = None) -> None:
     """The run is over: nothing of it runs any more."""
     draft.ready.clear()
+    if status is JobStatus.SUCCEEDED:
+        draft.change_job(under_way=True)  # a new run may have had nothing left to do
     draft.refresh_status()
     error = _job_error(failure) if failure else None
     failure = failure or draft.job.failure

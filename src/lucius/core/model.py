@@ -273,7 +273,7 @@ class Token(Struct, frozen=True, omit_defaults=True):
     """Where a flow stands between two steps: what comes next, inside which container and for which map items.
 
     `before` is the step whose result counts if the flow ends here. `keeps` lets steps that succeeded in an earlier
-    run stand.
+    run stand; with `anew` the target itself is begun again all the same.
     """
 
     target: str
@@ -282,6 +282,7 @@ class Token(Struct, frozen=True, omit_defaults=True):
     before: str | None = None
     failure: Failure | None = None
     keeps: bool = False
+    anew: bool = False
 
 
 class Scope(Struct, frozen=True, omit_defaults=True):
@@ -396,8 +397,10 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     compensable: tuple[str, ...] = ()
     compensation: Compensation | None = None
     review: ReviewItem | None = None
+    review_run: int = 0
     run_started_at: Instant | None = None
     kept_below: int = 0
+    anew_since: int = 1
     resume_from: Token | None = None
     runs: tuple[Run, ...] = ()
 

@@ -236,6 +236,24 @@ class Plan:
             self.repeated.append(place.spec.step_id)
         self.places[place.spec.step_id] = place
 
+    def beside(self, name: str) -> list[str]:
+        """The steps of the same list, this one too."""
+        here = self.places[name]
+        return [
+            step_id
+            for step_id, place in self.places.items()
+            if (place.container, place.branch) == (here.container, here.branch) and place.handler_of is None
+        ]
+
+    def around(self, step_id: str) -> list[str]:
+        """The job's steps that are containers around this one, the innermost first."""
+        place, items = self.places[spec_id(step_id)], items_of(step_id)
+        found = []
+        while place.container is not None:
+            name, place = place.container, self.places[place.container]
+            found.append(at_items(name, items[: place.maps]))
+        return found
+
     def ancestor(self, step_id: str) -> str:
         """The outermost container around a step, or the step itself."""
         container = self.places[spec_id(step_id)].container

@@ -58,23 +58,12 @@ def _hold_or_release(draft: Draft) -> None:
 
 def _go_on_cancelling(draft: Draft) -> None:
     """What is with a service may end; all else ends now."""
-    _drop_what_is_ready(draft)
+    compensation.drop_what_is_ready(draft)
     for step in draft.active_steps():
         if is_idle(step) and draft.has_room():
             tasks.fence(draft, step, StepStatus.CANCELLED, AttemptOutcome.WITHDRAWN, None)
     if not draft.job.active and containers.fence_some(draft, None, StepStatus.CANCELLED, AttemptOutcome.FENCED, None):
         _end_cancelled(draft)
-
-
-def _drop_what_is_ready(draft: Draft) -> None:
-    """A cancelled job goes nowhere, but a new run can start from where it would have gone on; and what may have left
-    a side effect is still shown to a person."""
-    for token in draft.ready:
-        if token.target == flow.UNDO:
-            compensation.ask(draft, token)
-        elif token.container is None:
-            draft.change_job(resume_from=token)
-    draft.ready.clear()
 
 
 def _end_cancelled(draft: Draft) -> None:
@@ -103,8 +92,10 @@ def _follow(draft: Draft, token: Token) -> None:
 
 def _begin(draft: Draft, token: Token) -> None:
     place = draft.protocol.plan.places[token.target]
+    if token.keeps:
+        draft.require(_may_be_kept(draft, token))
     old = draft.find(at_items(token.target, token.items))
-    if token.keeps and old is not None and _stands(draft, old):
+    if token.keeps and not token.anew and old is not None and _stands(draft, old):
         _keep(draft, old)
         return
     if visit_of(draft, old, place) > place.spec.max_visits:
@@ -115,14 +106,22 @@ def _begin(draft: Draft, token: Token) -> None:
 
 def _stands(draft: Draft, old: Step) -> bool:
     """A step that was done in an earlier run and need not be paid for again."""
+    job = draft.job
     done = old.status is StepStatus.SUCCEEDED or (old.status is StepStatus.SKIPPED and old.attempt.outcome is not None)
-    return done and not old.undone and old.run_no != draft.job.run_no
+    failed = flow.chosen(draft, old) == FAIL
+    return done and not failed and not old.undone and job.anew_since <= old.run_no < job.run_no
+
+
+def _may_be_kept(draft: Draft, token: Token) -> list[str]:
+    """What stands beside it and in the other branches that wait: likely to be looked at next, so asked for at once."""
+    places = draft.protocol.plan.places
+    beginning = [other for other in (token, *draft.ready) if other.keeps and other.target in places]
+    return [at_items(name, other.items) for other in beginning for name in draft.protocol.plan.beside(other.target)]
 
 
 def _keep(draft: Draft, old: Step) -> None:
     kept = draft.change_step(old, run_no=draft.job.run_no)
-    chosen = old.result.get("then") if old.kind == "decision" and isinstance(old.result, dict) else None
-    flow.succeeded(draft, kept, chosen, keeps=True)
+    flow.succeeded(draft, kept, flow.chosen(draft, kept), keeps=True)
 
 
 def _over_visited(draft: Draft, token: Token, place: Place) -> None:

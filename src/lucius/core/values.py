@@ -42,7 +42,8 @@ def values(draft: Draft, names: Iterable[str], spec_id: str, items: tuple[int, .
     around = at_items(mapped, items[: plan.places[mapped].maps]) if mapped is not None else None
     draft.require([*found.values(), *([around] if around else [])])
     visible: dict[str, Any] = {"input": draft.job.command.payload, "job": _about(draft.job)}
-    visible["steps"] = {name: _about_step(draft.current(step_id)) for name, step_id in found.items()}
+    look = draft.find if plan.places[spec_id].handler_of is not None else draft.current  # an effect of whichever run
+    visible["steps"] = {name: _about_step(look(step_id)) for name, step_id in found.items()}
     if mapped is not None and around is not None:
         index = items[plan.places[mapped].maps]
         container = draft.find(around)
