@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from lucius.adapters.cursor import decode_cursor, encode_cursor
-from lucius.core.model import ReviewItem, ReviewStatus
+from lucius.core.model import ReviewItem, ReviewKind, ReviewStatus
 from lucius.ports.ledger import ReviewFilter, ReviewGroup, ReviewPage
 
 
@@ -14,10 +14,10 @@ class MemoryReviews:
         self._places: dict[str, int] = {}
 
     def put(self, item: ReviewItem) -> None:
-        """A new item is taken once: the same late success, told twice, must not open what was closed."""
+        """The same late success, told twice, must not open what was closed."""
         if item.review_id not in self._items:
             self._places[item.review_id] = len(self._places) + 1
-        elif item.updated_at == item.created_at and item.status is ReviewStatus.OPEN:
+        elif item.kind is ReviewKind.STALE_RESULT and item.status is ReviewStatus.OPEN:
             return
         self._items[item.review_id] = item
 

@@ -59,8 +59,15 @@ def open_for_job(draft: Draft, kind: ReviewKind, failure: Failure, attempt_no: i
         item = replace(item, failure_class=failure.failure_class, attempt_no=attempt_no)
         draft.put_review(item)
     else:
-        item = new_item(draft, f"{draft.job.job_id}~run{draft.job.run_no}", kind, failure, attempt_no)
-    draft.change_job(review=item)
+        item = new_item(draft, _own_id(draft), kind, failure, attempt_no)
+    draft.change_job(review=item, review_run=draft.job.run_no)
+
+
+def _own_id(draft: Draft) -> str:
+    """By its run. A second one in the same run, after the first was closed, must not be taken for it."""
+    job = draft.job
+    first = job.review_run != job.run_no
+    return f"{job.job_id}~run{job.run_no}" if first else f"{job.job_id}~run{job.run_no}~{job.event_seq}"
 
 
 def open_for_failed_job(draft: Draft, failure: Failure) -> None:

@@ -9,7 +9,7 @@ from lucius.adapters.sqlite import rows
 from lucius.adapters.sqlite.live import LiveJob, Mirror, next_id
 from lucius.adapters.sqlite.store import Row, Store
 from lucius.core.decision import Decision, EndedAttempt
-from lucius.core.model import Event, Job, OutboxRow, Quarantined, ReviewItem, ReviewStatus, Step
+from lucius.core.model import Event, Job, OutboxRow, Quarantined, ReviewItem, ReviewKind, ReviewStatus, Step
 from lucius.core.protocol import Protocol
 from lucius.ports.errors import AlreadyAccepted, LimitReached, VersionConflict
 from lucius.ports.ledger import IdempotencyRow, idempotency_token
@@ -163,7 +163,7 @@ class Batch:
             [(id_, q.step_id, q.attempt_no, q.lease_id, rows.body(q)) for id_, q in self._quarantined],
         )
         for review in self._reviews:  # one by one: an item may be opened and closed in one group
-            yield _INSERT_REVIEW if _is_new(review) else _PUT_REVIEW, [_review_row(review)]
+            yield _INSERT_REVIEW if _is_told_once(review) else _PUT_REVIEW, [_review_row(review)]
         yield _PUT_COUNTER, [(name, value) for name, value in self._counters.items() if value]
         yield _DELETE_COUNTER, [(name,) for name, value in self._counters.items() if not value]
 
@@ -237,8 +237,9 @@ def _columns(job: Job) -> tuple[Any, ...]:
     return str(job.status), 1, job.due_at, str(job.blocked.reason), job.blocked.service
 
 
-def _is_new(item: ReviewItem) -> bool:
-    return item.status is ReviewStatus.OPEN and item.updated_at == item.created_at
+def _is_told_once(item: ReviewItem) -> bool:
+    """The same late success, told twice, must not open what was closed."""
+    return item.kind is ReviewKind.STALE_RESULT and item.status is ReviewStatus.OPEN
 
 
 def _review_row(item: ReviewItem) -> Row:
