@@ -1,9 +1,10 @@
-"""The embedded engine: relay, sweeper and calls as supervised tasks of one process."""
+"""The embedded engine: relay, sweeper, calls and notices as supervised tasks of one process."""
 
 import asyncio
 from collections.abc import Callable
 
 from lucius.engine.calls import CallRunner
+from lucius.engine.notices import NoticeRunner
 from lucius.engine.relay import Relay
 from lucius.engine.supervise import supervised
 from lucius.engine.sweeper import Sweeper
@@ -11,11 +12,17 @@ from lucius.engine.sweeper import Sweeper
 
 class EmbeddedEngine:
     def __init__(
-        self, sweeper: Sweeper, relay: Relay | None, calls: CallRunner, on_failure: Callable[[str], None]
+        self,
+        sweeper: Sweeper,
+        relay: Relay | None,
+        calls: CallRunner,
+        notices: NoticeRunner,
+        on_failure: Callable[[str], None],
     ) -> None:
         self._sweeper = sweeper
         self._relay = relay
         self._calls = calls
+        self._notices = notices
         self._on_failure = on_failure
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -24,6 +31,7 @@ class EmbeddedEngine:
             "deadlines": self._sweeper.deadlines_turn,
             "repair": self._sweeper.repair_turn,
             "calls": self._calls.turn,
+            "notices": self._notices.turn,
         }
         if self._relay is not None:
             loops |= {"relay": self._relay.turn, "claims": self._relay.claims_turn}

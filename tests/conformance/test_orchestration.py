@@ -1,0 +1,179 @@
+"""The contract of an orchestration engine, over every ledger; and that a step of a long job costs no more."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.api import Api, serving, settings_for
+
+LEDGERS = {"memory": "memory:", "sqlite": "sqlite:///{folder}/ledger.db"}
+CHAIN, MAPPED = 200, 1_000
+
+task = {"step_type": "OCR", "service": "ocr"}
+
+
+def protocol(request_type: str, *steps: dict[str, Any], **members: Any) -> dict[str, Any]:
+    named = {"protocol_id": request_type.lower(), "version": 1, "request_type": request_type}
+    return {**named, "steps": list(steps), **members}
+
+
+PROTOCOLS = [
+    protocol("RETRIED", {"step_id": "ocr", **task, "retry_policy": {"max_attempts": 2, "backoff_strategy": "fixed"}}),
+    protocol(
+        "PAYMENT",
+        {"step_id": "reserve", **task, "compensation": {"step_id": "release", **task}},
+        {"step_id": "pay", **task, "retry_safety": "NOT_SAFE_TO_RETRY"},
+    ),
+    protocol("CHAIN", *({"step_id": f"s{n}", **task} for n in range(CHAIN))),
+    protocol(
+        "MAPPED",
+        {
+            "step_id": "pages",
+            "kind": "map",
+            "map": {"items": "input.pages", "max_parallel": 32, "steps": [{"step_id": "ocr", **task}]},
+        },
+        input_schema={"type": "object", "properties": {"pages": {"type": "array"}}},
+    ),
+]
+
+
+@pytest.fixture(params=LEDGERS)
+async def api(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Api]:
+    folder = tmp_path / "protocols"
+    folder.mkdir()
+    for number, document in enumerate(PROTOCOLS):
+        (folder / f"{number}.yaml").write_text(yaml.safe_dump(document))
+    url = LEDGERS[request.param].format(folder=tmp_path)
+    async with serving(settings_for(tmp_path, ledger_url=url, protocols_dir=folder)) as api:
+        yield api
+
+
+async def statuses(api: Api, job_id: str) -> dict[str, str]:
+    return {step["stepId"]: step["status"] for step in (await api.job(job_id))["steps"]}
+
+
+async def open_items(api: Api, job_id: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = (await api.get(f"/v1/review?jobId={job_id}")).ok()["items"]
+    return items
+
+
+async def test_the_same_command_twice_is_one_job(api: Api) -> None:
+    command = api.command(request_type="RETRIED", idempotency_key="once")
+    answers = await asyncio.gather(*(api.post("/v1/commands", command) for _ in range(5)))
+    told = [answer.ok(202) for answer in answers]
+    assert len({answer["jobId"] for answer in told}) == 1
+    assert [answer["duplicate"] for answer in told].count(False) == 1
+    assert len(await api.pull(max=10)) == 1
+
+
+async def test_every_attempt_of_a_step_carries_the_same_key(api: Api) -> None:
+    job_id = await api.submit(request_type="RETRIED")
+    first = await api.pull_one()
+    (await api.fail(first)).ok()
+    await api.sweep(after=600)
+    second = await api.pull_one()
+    assert first["attempt_no"] < second["attempt_no"]
+    assert first["idempotency_key"] == second["idempotency_key"]
+    again = (await api.succeed(second)).ok(), (await api.succeed(second)).ok()
+    assert [answer["disposition"] for answer in again] == ["APPLIED", "DUPLICATE"]
+    assert (await api.job(job_id))["status"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize(
+    ("failure_class", "step", "kind"),
+    [
+        ("TRANSIENT", "FAILED_RETRY", None),
+        ("RETRYABLE", "FAILED_RETRY", None),
+        ("RATE_LIMITED", "FAILED_RETRY", None),
+        ("DEPENDENCY_FAILED", "FAILED_RETRY", None),
+        ("NON_RETRYABLE", "FAILED_FINAL", "JOB_FAILED"),
+        ("COMPENSATION_REQUIRED", "FAILED_FINAL", "COMPENSATION"),
+    ],
+)
+async def test_a_failure_class_leads_where_the_matrix_says(
+    api: Api, failure_class: str, step: str, kind: str | None
+) -> None:
+    job_id = await api.submit(request_type="RETRIED")
+    (await api.fail(await api.pull_one(), failure_class=failure_class)).ok()
+    assert await statuses(api, job_id) == {"ocr": step}
+    assert [item["kind"] for item in await open_items(api, job_id)] == ([kind] if kind else [])
+
+
+async def test_exhausted_retries_go_to_the_review_queue(api: Api) -> None:
+    job_id = await api.submit(request_type="RETRIED")
+    for _ in range(2):
+        (await api.fail(await api.pull_one(), failure_class="TRANSIENT")).ok()
+        await api.sweep(after=600)
+    assert (await api.job(job_id))["status"] == "FAILED_FINAL"
+    (item,) = await open_items(api, job_id)
+    assert (item["kind"], item["status"], item["stepId"]) == ("JOB_FAILED", "OPEN", "ocr")
+    acted = await api.post(f"/v1/review/{item['review_id']}:retry", {"reason": "the service is mended"})
+    acted.ok()
+    (await api.succeed(await api.pull_one())).ok()
+    job = await api.job(job_id)
+    assert (job["status"], job["run_no"], job["runs"][0]["status"]) == ("SUCCEEDED", 2, "FAILED_FINAL")
+    assert await open_items(api, job_id) == []
+
+
+async def test_two_workers_never_get_the_same_attempt(api: Api) -> None:
+    jobs = {await api.submit(request_type="RETRIED", idempotency_key=str(n)) for n in range(20)}
+    pulls = await asyncio.gather(*(api.pull(max=3) for _ in range(20)))
+    given = [(directive["jobId"], directive["attempt_no"]) for pulled in pulls for directive in pulled]
+    assert sorted(given) == sorted((job_id, 1) for job_id in jobs)
+
+
+async def test_compensation_halts_the_job_until_a_person_acts(api: Api) -> None:
+    job_id = await api.submit(request_type="PAYMENT")
+    (await api.succeed(await api.pull_one())).ok()
+    (await api.fail(await api.pull_one(), failure_class="TRANSIENT")).ok()
+    job = await api.job(job_id)
+    assert (job["status"], job["blocked_on"]["reason"]) == ("PAUSED", "REVIEW")
+    assert await api.pull(max=5) == []
+    (item,) = await open_items(api, job_id)
+    (await api.post(f"/v1/jobs/{job_id}:resume", {"reason": "go on"})).problem(409, "REVIEW_OPEN")
+    (await api.post(f"/v1/review/{item['review_id']}:compensate", {"reason": "give it back"})).ok()
+    undo = await api.pull_one()
+    assert (undo["stepId"], undo["compensates"]) == ("release", "reserve")
+    (await api.succeed(undo)).ok()
+    job = await api.job(job_id)
+    assert (job["status"], job["compensation"]["status"]) == ("FAILED_FINAL", "COMPLETED")
+    assert await open_items(api, job_id) == []
+
+
+async def test_a_protocol_of_200_steps_costs_no_more_at_its_end(api: Api) -> None:
+    job_id = await api.submit(request_type="CHAIN")
+    spent = []
+    for _ in range(CHAIN):
+        started = process_time()
+        (await api.succeed(await api.pull_one(), result={"ok": True})).ok()
+        spent.append(process_time() - started)
+    assert (await api.job(job_id))["status"] == "SUCCEEDED"
+    early, late = sorted(spent[10:60])[25], sorted(spent[-50:])[25]
+    assert late < early * 2.5, (early, late)  # a directive names the results of all steps before it: that much grows
+
+
+async def test_a_map_over_1000_items_finishes_and_costs_the_same_for_each(api: Api) -> None:
+    job_id = await api.submit(request_type="MAPPED", payload={"pages": list(range(MAPPED))})
+    spent: list[float] = []
+    seen: set[str] = set()
+    most_at_once = 0
+    while len(seen) < MAPPED:
+        directives = await api.pull(max=32, wait_seconds=2)
+        most_at_once = max(most_at_once, len(directives))
+        for directive in directives:
+            assert directive["item"] == directive["item_index"] == int(directive["stepId"].partition(".")[2])
+            seen.add(directive["stepId"])
+            started = process_time()
+            (await api.succeed(directive, result={"page": directive["item"]})).ok()
+            spent.append(process_time() - started)
+    job = await api.job(job_id)
+    assert job["status"] == "SUCCEEDED"
+    assert 16 <= most_at_once <= 32
+    assert [item["result"]["page"] for item in job["output"]["items"]] == list(range(MAPPED))
+    early, late = sorted(spent[50:250])[100], sorted(spent[-250:-50])[100]
+    assert late < early * 1.6, (early, late)
