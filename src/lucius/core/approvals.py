@@ -54,6 +54,8 @@ def receive(draft: Draft, vote: CastVote) -> Reply:
         return Refused("APPROVAL_ENDED", f"approval {vote.step_id} is {step.status} already")
     approval = draft.spec(step).human_approval
     assert approval is not None, "a step of this kind has its member"
+    if _is_decided(step, approval):
+        return Refused("APPROVAL_ENDED", f"approval {vote.step_id} is decided already, and takes effect on resume")
     if refused := _may_not(draft, step, approval, vote):
         return refused
     cast = Vote(vote.by, vote.approves, draft.now, vote.comment)
@@ -74,6 +76,10 @@ def _may_not(draft: Draft, step: Step, approval: Approval, vote: CastVote) -> Re
     if any(earlier.by == vote.by for earlier in step.votes):
         return Refused("ALREADY_VOTED", f"{vote.by} has voted on {step.step_id} already")
     return None
+
+
+def _is_decided(step: Step, approval: Approval) -> bool:
+    return len(step.votes) >= approval.quorum or not all(vote.approves for vote in step.votes)
 
 
 def count(draft: Draft, step: Step) -> bool:

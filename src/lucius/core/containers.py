@@ -55,9 +55,12 @@ def proceed(draft: Draft, container: str) -> None:
     """Start what there is room for; join when nothing is left."""
     scope = draft.scopes[container]
     spec = draft.protocol.plan.places[spec_id(container)].spec
+    starting = []
     while scope.next < scope.total and scope.live < _room(spec):
-        draft.ready.append(_first(spec, container, scope))
+        starting.append(_first(spec, container, scope))
         scope = replace(scope, next=scope.next + 1, live=scope.live + 1)
+    draft.require(at_items(token.target, token.items) for token in starting)
+    draft.ready.extend(starting)
     draft.scopes[container] = scope
     if scope.live == 0:
         _join(draft, scope)
@@ -180,7 +183,7 @@ def _last_steps(draft: Draft, spec: StepSpec, container: str, branches: list[Tok
     inside = [
         [at_items(inner.step_id, token.items) for inner in body] for token, body in zip(branches, bodies, strict=True)
     ]
-    draft.require(step_id for ids in inside for step_id in ids)
+    draft.require([container, *(step_id for ids in inside for step_id in ids)])
     return [_last(draft, ids) for ids in inside]
 
 

@@ -97,11 +97,15 @@ class Draft:
     def active_steps(self) -> list[Step]:
         return [self.steps[step_id] for step_id in self.job.active]
 
+    def has(self, step_id: str) -> bool:
+        """Whether it is known what became of a step; that it never started counts too."""
+        return self._asked is None or step_id in self.steps or step_id in self._asked
+
     def require(self, step_ids: Iterable[str]) -> None:
         """Have all of these at hand, so that what is missing is loaded at once and not one by one."""
         if self._asked is None:
             return
-        missing = frozenset(s for s in step_ids if s not in self.steps and s not in self._asked)
+        missing = frozenset(step_id for step_id in step_ids if not self.has(step_id))
         if missing:
             raise MissingSteps(missing)
 

@@ -91,10 +91,10 @@ def _follow(draft: Draft, token: Token) -> None:
 
 
 def _begin(draft: Draft, token: Token) -> None:
-    place = draft.protocol.plan.places[token.target]
-    if token.keeps:
-        draft.require(_may_be_kept(draft, token))
-    old = draft.find(at_items(token.target, token.items))
+    place, step_id = draft.protocol.plan.places[token.target], at_items(token.target, token.items)
+    if not draft.has(step_id):
+        draft.require(_soon(draft, token))
+    old = draft.find(step_id)
     if token.keeps and not token.anew and old is not None and _stands(draft, old):
         _keep(draft, old)
         return
@@ -112,11 +112,12 @@ def _stands(draft: Draft, old: Step) -> bool:
     return done and not failed and not old.undone and job.anew_since <= old.run_no < job.run_no
 
 
-def _may_be_kept(draft: Draft, token: Token) -> list[str]:
-    """What stands beside it and in the other branches that wait: likely to be looked at next, so asked for at once."""
-    places = draft.protocol.plan.places
-    beginning = [other for other in (token, *draft.ready) if other.keeps and other.target in places]
-    return [at_items(name, other.items) for other in beginning for name in draft.protocol.plan.beside(other.target)]
+def _soon(draft: Draft, token: Token) -> list[str]:
+    """What this decision is going to look at, to be loaded at once: all that is ready, and what may then be kept."""
+    plan = draft.protocol.plan
+    ready = [other for other in (token, *draft.ready) if other.target in plan.places]
+    names = [(name, t.items) for t in ready for name in (plan.beside(t.target) if t.keeps else (t.target,))]
+    return [at_items(name, items) for name, items in names]
 
 
 def _keep(draft: Draft, old: Step) -> None:

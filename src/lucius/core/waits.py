@@ -102,12 +102,13 @@ def receive(draft: Draft, said: GiveSignal) -> Reply:
     if said.name not in known:
         names = ", ".join(sorted(known)) or "none"
         return Refused("UNKNOWN_SIGNAL", f"no step of this job waits for a signal {said.name}; known: {names}")
-    if len(job.signals) >= MAX_SIGNALS:
+    waiting = next((step for step in draft.active_steps() if step.awaits == said.name), None)
+    taken = waiting is not None and job.paused is None
+    if len(job.signals) >= MAX_SIGNALS and not taken:
         return Refused("TOO_MANY_SIGNALS", f"{MAX_SIGNALS} signals of this job wait for a step to take them already")
     draft.emit("SIGNAL_RECEIVED", name=said.name, by=said.by, reason=said.reason)
     signal = Signal(said.name, said.by, draft.now, said.payload)
-    waiting = next((step for step in draft.active_steps() if step.awaits == said.name), None)
-    if waiting is None or job.paused is not None:
+    if waiting is None or not taken:
         draft.change_job(signals=(*job.signals, signal))
     else:
         _take(draft, waiting, signal)

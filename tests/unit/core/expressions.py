@@ -56,7 +56,7 @@ class PythonTools:
         code, _ = _compiled(expression)
         visible = {name: _wrapped(value) for name, value in values.items()}
         try:
-            return eval(code, {"__builtins__": {"len": len, "range": range, "list": list}}, visible)
+            return eval(code, {"__builtins__": {"len": len, "range": lambda n: list(range(n))}}, visible)
         except (LookupError, TypeError, ValueError, ArithmeticError, NameError, AttributeError) as error:
             raise ToolError(f"{type(error).__name__}: {expression}") from None
 
