@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from lucius.core import compensation, deadlines, flow, reviews
+from lucius.core import compensation, containers, deadlines, flow, reviews
 from lucius.core.decision import Applied, Ignored, Refused, Reply
 from lucius.core.draft import Draft
 from lucius.core.inputs import Adopt, Cancel, Compensate, DeadlinePassed, Discard, Resume, Retry, Skip
@@ -27,6 +27,7 @@ from lucius.core.protocol import spec_id
 from lucius.core.steps import new_attempt
 
 MAX_RUNS_SHOWN = 50
+_ROWS_OF_A_FENCE, _ROWS_OF_A_RUN = 5, 8
 
 
 def cancel(draft: Draft, asked: Cancel) -> Reply:
@@ -72,7 +73,7 @@ def resume(draft: Draft, asked: Resume) -> Reply:
         item = job.review.review_id if job.review else "-"
         return Refused("REVIEW_OPEN", f"job {job.job_id} waits for review item {item}; act on that instead")
     _go_on(draft, asked.by, asked.reason)
-    deadlines.pass_deadlines(draft, DeadlinePassed())
+    deadlines.pass_deadlines(draft, DeadlinePassed(resumed_at=draft.now))  # nobody may have been looking until now
     return Applied()
 
 
@@ -120,7 +121,7 @@ def _not_restartable(draft: Draft) -> Refused | None:
         return Refused(
             "JOB_LIVE", f"job {job.job_id} is {job.status}; only one that has failed or was cancelled runs anew"
         )
-    return None
+    return _runs_too_much(draft)
 
 
 def _failed_at(draft: Draft) -> str:
@@ -181,9 +182,25 @@ def _undoable(job: Job) -> tuple[str, ...]:
 
 
 def _end_held(draft: Draft) -> None:
-    """A person acted on the review that a job was held for: that run is over."""
-    draft.change_job(paused=None, status=JobStatus.IN_PROGRESS if draft.job.under_way else JobStatus.DISPATCHING)
-    compensation.end_as_failed(draft)
+    """A person acted on the review that a job was held for: that run is over, and so is what else runs in it."""
+    compensation.drop_what_is_ready(draft)
+    containers.fence_some(draft, None, StepStatus.CANCELLED, AttemptOutcome.FENCED, None)
+    draft.change_job(paused=None)
+    if draft.job.status is JobStatus.CANCELLING:
+        flow.end_job(draft, JobStatus.CANCELLED)
+    else:
+        draft.change_job(status=JobStatus.IN_PROGRESS if draft.job.under_way else JobStatus.DISPATCHING)
+        compensation.end_as_failed(draft)
+
+
+def _runs_too_much(draft: Draft) -> Refused | None:
+    """What else runs in a held job ends with the act, so one decision must be able to end it all."""
+    job = draft.job
+    rows = _ROWS_OF_A_FENCE * (len(job.active) + len(draft.scopes)) + _ROWS_OF_A_RUN
+    if not job.live or draft.has_room(rows):
+        return None
+    message = f"{len(job.active)} steps of job {job.job_id} still run; act when some have ended, or cancel the job"
+    return Refused("JOB_LIVE", message)
 
 
 def skip(draft: Draft, asked: Skip) -> Reply:
@@ -328,6 +345,8 @@ def discard(draft: Draft, asked: Discard) -> Reply:
         return Refused("REVIEW_CLOSED", f"review item {item.review_id} is {item.status} already")
     held_on_it = job.paused is not None and job.paused.on_review and job.review is not None
     if held_on_it and job.review is not None and job.review.review_id == item.review_id:
+        if refused := _runs_too_much(draft):
+            return refused
         _end_held(draft)
     reviews.close(draft, item, ReviewStatus.DISCARDED, asked.by, asked.reason, "discard")
     return Applied()
