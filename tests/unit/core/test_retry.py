@@ -176,7 +176,7 @@ def decided(cell: Cell) -> int | None:
     """What the core makes of it: how long the step waits for another attempt; None if it has failed for good."""
     story = Story(three_steps(retry=cell.spec.retry_policy), jitter=0.25).processing()
     story.fail(failure_class=FailureClass.TRANSIENT if cell.retries_transient else cell.cause)
-    if story.step.status is StepStatus.FAILED_FINAL:
+    if story.step.status == "FAILED_FINAL":
         return None
     story.next_attempt().hand_over()
     story.ack()

@@ -324,6 +324,8 @@ class TestAdopt:
                 story.fail()
             case "refused":
                 story.refuse_hand_over()
+            case _:
+                pass
         assert story.adopt() == Applied()
         step = story.steps["ocr"]
         assert (step.status, step.result, step.attempt.attempt_no) == ("SUCCEEDED", {"late": True}, 3)
@@ -424,7 +426,7 @@ class TestRetryOfAMap:
 
     def test_only_what_failed_or_was_not_done_is_done_again(self) -> None:
         story = self.failed()
-        assert story.status is JobStatus.FAILED_FINAL
+        assert story.status == "FAILED_FINAL"
         story.retry()
         assert set(story.job.active) == {"y.1", "y.2"}
         story.do("y.1", "y.2", "x.3", "y.3", "last")
