@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from lucius import contract as c
+from lucius import contract_control as k
 from lucius import contract_protocols as p
 from lucius.api.app import fastapi_app
 from lucius.core.protocol import Protocol
@@ -36,6 +37,13 @@ ACCEPTED: dict[str, type] = {
     "protocol_document": Protocol,
     "publish_request": p.PublishRequest,
     "deprecate_request": p.DeprecateRequest,
+    "pause_request": k.PauseRequest,
+    "resume_request": k.ResumeRequest,
+    "signal_request": k.SignalRequest,
+    "retry_request": k.RetryRequest,
+    "vote_request": k.VoteRequest,
+    "review_act_request": k.ReviewActRequest,
+    "review_bulk_request": k.ReviewBulkRequest,
 }
 SENT: dict[str, type] = {
     "directive": c.Directive,
@@ -55,6 +63,12 @@ SENT: dict[str, type] = {
     "protocol_versions": p.ProtocolVersionList,
     "protocol_diff": p.ProtocolDiff,
     "protocol_validation": p.ProtocolValidation,
+    "review_list": k.ReviewList,
+    "review_groups": k.ReviewGroupList,
+    "review_detail": k.ReviewDetail,
+    "review_outcome": k.ReviewOutcome,
+    "review_bulk_answer": k.ReviewBulkAnswer,
+    "audit": k.AuditView,
     "problem": c.Problem,
 }
 

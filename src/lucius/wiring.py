@@ -29,10 +29,11 @@ from lucius.ports.calls import Caller
 from lucius.ports.clock import Clock, SystemClock
 from lucius.ports.config import ConfigSource
 from lucius.ports.errors import CallRefused
-from lucius.ports.ledger import Ledger, Reader
+from lucius.ports.ledger import Ledger, Reader, ReviewReader
 from lucius.ports.protocols import ProtocolStore
 from lucius.service.auth import Authenticator, dev_key
 from lucius.service.callbacks import Callbacks
+from lucius.service.acts import Limits
 from lucius.service.catalog import Catalog
 from lucius.service.config import LimitDefaults
 from lucius.service.directives import DirectiveWriter
@@ -45,11 +46,12 @@ from lucius.service.protocol_check import protocol_check
 from lucius.service.queries import Queries
 from lucius.service.tokens import MIN_SECRET, TokenSigner
 from lucius.settings import Settings, SettingsError
+from lucius.service.reviews import Reviews
 
 log = structlog.get_logger(__name__)
 
 
-class Store(Ledger, Reader, ProtocolStore, Protocol):
+class Store(Ledger, Reader, ReviewReader, ProtocolStore, Protocol):
     """A ledger that can be read from as well, and that says when a decision has become durable."""
 
     on_commit: Callable[[Decision], None] | None
@@ -71,6 +73,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
     operations: Operations
     protocols: Catalog
     config: ConfigSource
+    reviews: Reviews
     metrics: Metrics
     engine: EmbeddedEngine
     publisher: Publisher | None
@@ -154,10 +157,12 @@ def build(
     )
     ingress = Ingress(
         ledger=store,
+    defaults = LimitDefaults(settings.global_inflight, settings.tenant_inflight)
+    limits = Limits(config, defaults)
         jobs=jobs,
         protocols=protocols,
         config=config,
-        limits=LimitDefaults(settings.global_inflight, settings.tenant_inflight),
+        limits=defaults,
         workspace_root=settings.workspace_root,
         new_job_id=new_job_id,
         starts_jobs=True,
@@ -184,7 +189,8 @@ def build(
         callbacks=Callbacks(jobs, store, signer, clock, settings.late_window_ms),
         dispatcher=dispatcher,
         queries=queries,
-        operations=Operations(store, jobs, queries, hub, clock),
+        operations=Operations(store, jobs, queries, hub, limits),
+        reviews=Reviews(store, store, jobs, queries, limits),
         protocols=protocols,
         config=config,
         metrics=metrics,

@@ -1,6 +1,7 @@
 """docs/errors.md lists every refusal, and every refusal on it really happens."""
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,11 +20,13 @@ from lucius.service.auth import hash_key
 from lucius.service.errors import TITLES, RejectCode
 from lucius.service.tokens import Claims, TokenSigner
 from tests.support.api import SECRET, Answer, Api, identity, serving, settings_for
+from tests.unit.api.kinds import approval, break_, do, protocol, task, wait, write_protocols
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "errors.md"
 
 C = RejectCode
+WHY = {"reason": "it must be"}
 Provoke = Callable[[Api], Awaitable[Answer]]
 
 
@@ -110,6 +113,7 @@ request(C.NOT_FOUND, "GET", "/v2")
 request(C.METHOD_NOT_ALLOWED, "DELETE", "/v1/jobs")
 request(C.INVALID_QUERY, "GET", "/v1/jobs?limit=0", pointer="limit")
 request(C.INVALID_CURSOR, "GET", "/v1/jobs?cursor=nonsense")
+request(C.REVIEW_NOT_FOUND, "GET", "/v1/review/unknown")
 
 
 @provokes(C.IDEMPOTENCY_KEY_REUSED)
@@ -157,6 +161,116 @@ async def _(api: Api) -> Answer:
     job_id = await api.submit()
     await api.finish(job_id)
     return await api.post(f"/v1/jobs/{job_id}:cancel")
+
+
+@provokes(C.JOB_LIVE)
+async def _(api: Api) -> Answer:
+    return await api.post(f"/v1/jobs/{await api.submit()}:retry")
+
+
+@provokes(C.JOB_CANCELLING)
+async def _(api: Api) -> Answer:
+    job_id = await api.submit()
+    await api.pull_one()
+    await api.post(f"/v1/jobs/{job_id}:cancel")
+    return await api.post(f"/v1/jobs/{job_id}:pause")
+
+
+@provokes(C.COMPENSATING)
+async def _(api: Api) -> Answer:
+    job_id = await booked(api, "AUTO")
+    return await api.post(f"/v1/jobs/{job_id}:cancel")
+
+
+@provokes(C.COMPENSATED)
+async def _(api: Api) -> Answer:
+    job_id = await booked(api, "AUTO")
+    await do(api, "unbook")
+    return await api.post(f"/v1/review/{job_id}~run1:skip", WHY)
+
+
+@provokes(C.REVIEW_OPEN)
+async def _(api: Api) -> Answer:
+    return await api.post(f"/v1/jobs/{await booked(api, 'MANUAL')}:resume")
+
+
+@provokes(C.NOTHING_TO_COMPENSATE)
+async def _(api: Api) -> Answer:
+    return await api.post(f"/v1/review/{await failed(api)}:compensate", WHY)
+
+
+@provokes(C.REVIEW_CLOSED)
+async def _(api: Api) -> Answer:
+    review_id = await failed(api)
+    await api.post(f"/v1/review/{review_id}:discard", WHY)
+    return await api.post(f"/v1/review/{review_id}:discard", WHY)
+
+
+@provokes(C.ACT_NOT_APPLICABLE)
+async def _(api: Api) -> Answer:
+    return await api.post(f"/v1/review/{await failed(api)}:adopt", WHY)
+
+
+@provokes(C.STEP_NOT_REACHED)
+async def _(api: Api) -> Answer:
+    job_id = await api.submit(request_type="AUTO")
+    await break_(api, "book")
+    return await api.post(f"/v1/jobs/{job_id}:retry", {"from_step": "pay"})
+
+
+@provokes(C.STEP_SUCCEEDED)
+async def _(api: Api) -> Answer:
+    stale = await directive_of(api)
+    await api.sweep(after=31)
+    await api.sweep(after=61)
+    await api.succeed(stale)
+    await do(api, "ocr")
+    (item,) = (await api.get("/v1/review")).ok()["items"]
+    return await api.post(f"/v1/review/{item['review_id']}:adopt", WHY)
+
+
+@provokes(C.UNKNOWN_SIGNAL)
+async def _(api: Api) -> Answer:
+    return await api.post(f"/v1/jobs/{await api.submit()}:signal", {"name": "nobody-waits"})
+
+
+@provokes(C.TOO_MANY_SIGNALS)
+async def _(api: Api) -> Answer:
+    path = f"/v1/jobs/{await api.submit(request_type='SIGNED')}:signal"
+    for _ in range(32):
+        (await api.post(path, {"name": "go"})).ok(202)
+    return await api.post(path, {"name": "go"})
+
+
+@provokes(C.VALUE_TOO_LARGE, "/payload")
+async def _(api: Api) -> Answer:
+    path = f"/v1/jobs/{await api.submit(request_type='SIGNED')}:signal"
+    return await api.post(path, {"name": "go", "payload": "x" * 9_000})
+
+
+async def vote(api: Api, key: str, act: str = "approve") -> Answer:
+    (job_id,) = await api.jobs()
+    return await api.post(f"/v1/jobs/{job_id}/steps/sign:{act}", key=key)
+
+
+@provokes(C.NOT_AN_APPROVER)
+async def _(api: Api) -> Answer:
+    await api.submit(request_type="SIGNED")
+    return await vote(api, "stranger")
+
+
+@provokes(C.ALREADY_VOTED)
+async def _(api: Api) -> Answer:
+    await api.submit(request_type="SIGNED")
+    await vote(api, "ada")
+    return await vote(api, "ada")
+
+
+@provokes(C.APPROVAL_ENDED)
+async def _(api: Api) -> Answer:
+    await api.submit(request_type="SIGNED")
+    await vote(api, "ada", "reject")
+    return await vote(api, "ada")
 
 
 async def directive_of(api: Api) -> dict[str, Any]:
@@ -255,13 +369,37 @@ limits: {{max_inflight: 5, modes: {{BURST: 0}}, protocols: {{embedding: 0}}}}
 api_keys:
   - {{name: reads, sha256: {hash_key("reads")}, scopes: [read], tenants: ["*"]}}
   - {{name: submits, sha256: {hash_key("submits")}, scopes: [submit], tenants: [acme]}}
+  - {{name: ada, sha256: {hash_key("ada")}, scopes: [approve], tenants: [acme], groups: [finance]}}
+  - {{name: stranger, sha256: {hash_key("stranger")}, scopes: [approve], tenants: [acme]}}
 """
+BOOK, PAY = task("book", compensation=task("unbook")), task("pay", retry_safety="NOT_SAFE_TO_RETRY")
+PROTOCOLS = (
+    protocol("AUTO", BOOK, PAY, policies={"compensation": "auto"}),
+    protocol("MANUAL", BOOK, PAY, policies={"compensation": "manual"}),
+    protocol("SIGNED", approval("sign", "finance", quorum=2), wait("go", signal="go")),
+)
+
+
+async def booked(api: Api, request_type: str) -> str:
+    """Booked, and failed to pay."""
+    job_id = await api.submit(request_type=request_type)
+    await do(api, "book")
+    await break_(api, "pay")
+    return job_id
+
+
+async def failed(api: Api) -> str:
+    """The review item of a failed job."""
+    job_id = await api.submit()
+    await break_(api, "ocr")
+    return f"{job_id}~run1"
 
 
 @asynccontextmanager
 async def server(tmp_path: Path) -> AsyncIterator[Api]:
     (tmp_path / "lucius.yaml").write_text(CONFIG)
-    async with serving(settings_for(tmp_path, config_path=tmp_path / "lucius.yaml")) as api:
+    folder = write_protocols(tmp_path / "protocols", *PROTOCOLS)
+    async with serving(settings_for(tmp_path, config_path=tmp_path / "lucius.yaml", protocols_dir=folder)) as api:
         yield api
 
 
@@ -283,3 +421,10 @@ async def test_every_refusal_happens_as_the_page_says(
 
 def test_no_code_is_dead() -> None:
     assert {code for code, _, _ in TABLE} == set(RejectCode)
+
+
+def test_every_refusal_of_the_core_has_a_code_here() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/lucius/core").glob("*.py"))
+    said = set(re.findall(r'Refused\(\s*"([A-Z_]+)"', source))
+    assert said <= set(RejectCode)
+    assert len(said) > 10

@@ -10,7 +10,7 @@ import pytest
 from scripts.additive_documents import asyncapi_breaks, openapi_breaks
 from scripts.schemas import FOLDER
 
-from lucius import contract, contract_protocols
+from lucius import contract, contract_control, contract_protocols
 from lucius.core import protocol
 
 Json = Any
@@ -169,7 +169,7 @@ def test_every_example_of_a_message_fits_its_schema(name: str) -> None:
 
 
 def test_components_are_named_as_in_the_contract() -> None:
-    modules = (contract, contract_protocols, protocol)
+    modules = (contract, contract_control, contract_protocols, protocol)
     ours = {name for name in OPENAPI["components"]["schemas"] if any(hasattr(module, name) for module in modules)}
     assert OPENAPI["components"]["schemas"].keys() - ours <= {"JobStatus", "BlockedReason"}
     assert set(OPENAPI["components"]["securitySchemes"]) == {"apiKey", "callbackToken"}

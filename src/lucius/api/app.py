@@ -11,10 +11,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from lucius import __version__
+from lucius.api.control_routes import router as control_router
 from lucius.api.document import describe
 from lucius.api.hot import HotRoutes
 from lucius.api.problems import MEDIA_TYPE, STATUS, encode_problem, ledger_refusal, problem_headers
 from lucius.api.protocol_routes import router as protocol_router
+from lucius.api.review_routes import router as review_router
 from lucius.api.routes import MAX_STREAMS, router
 from lucius.api.stopping import on_stop_signals
 from lucius.contract import Fault
@@ -64,6 +66,8 @@ def fastapi_app(opener: Opener | None = None) -> FastAPI:
     app.state.streams = asyncio.Semaphore(MAX_STREAMS)
     app.include_router(router)
     app.include_router(protocol_router)
+    app.include_router(control_router)
+    app.include_router(review_router)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     _refuse_with_problems(app)
     return app

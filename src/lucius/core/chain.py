@@ -38,12 +38,17 @@ def hash_of(before: str, event: Event) -> str:
 
 def walk(events: Iterable[Event], last_seq: int, last_hash: str) -> Chain:
     """Everything wrong with a job's events, in the order they are kept, given what its head says of the last one."""
-    found: list[Break] = []
-    expected, before, count, unsealed = 1, "", 0, 0
-    for event in events:
-        count += 1
+    kept = list(events)
+    ordered = sorted(kept, key=lambda event: event.seq)
+    found = [
+        Break(event.seq, f"stands where event {belongs.seq} belongs")
+        for event, belongs in zip(kept, ordered, strict=True)
+        if event.seq != belongs.seq
+    ]
+    expected, before, unsealed = 1, "", 0
+    for event in ordered:
         if event.seq < expected:
-            found.append(Break(event.seq, f"stands after event {expected - 1}"))
+            found.append(Break(event.seq, "is there twice"))
             continue
         if event.seq > expected:
             found.append(_missing(expected, event.seq - 1))
@@ -52,13 +57,16 @@ def walk(events: Iterable[Event], last_seq: int, last_hash: str) -> Chain:
         elif hash_of(before, event) != event.hash:
             found.append(Break(event.seq, "was edited, or what came before it was"))
         expected, before = event.seq + 1, event.hash
-    if expected <= last_seq:
-        found.append(_missing(expected, last_seq))
-    elif expected > last_seq + 1:
-        found.append(Break(last_seq + 1, "is more than the job's head knows of"))
-    elif before != last_hash:
-        found.append(Break(last_seq, "is not the event that the job's head knows"))
-    return Chain(count, unsealed, found)
+    found += _end(expected - 1, before, last_seq, last_hash)
+    return Chain(len(kept), unsealed, sorted(found, key=lambda item: item.seq))
+
+
+def _end(seq: int, hash_: str, last_seq: int, last_hash: str) -> list[Break]:
+    if seq < last_seq:
+        return [_missing(seq + 1, last_seq)]
+    if seq > last_seq:
+        return [Break(last_seq + 1, "is more than the job's head knows of")]
+    return [Break(seq, "is not the event that the job's head knows")] if hash_ != last_hash else []
 
 
 def _missing(first: int, last: int) -> Break:

@@ -53,13 +53,17 @@ class CallPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A key is kept as its SHA-256 only. `tenants` holds tenant ids, or "*" for all of them."""
+    """A key is kept as its SHA-256 only. `tenants` holds tenant ids, or "*" for all of them.
+
+    `groups` are those in whose name its holder may approve: as a protocol's approvers name them, or "*".
+    """
 
     name: Name
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
     scopes: Annotated[tuple[Scope, ...], Meta(min_length=1)]
     tenants: tuple[Name, ...] = ()
     service: Name | None = None
+    groups: tuple[Name, ...] = ()
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ class Principal(Struct, frozen=True):
     scopes: frozenset[str]
     tenants: frozenset[str]
     service: str | None = None
+    groups: frozenset[str] = frozenset()
 
     @property
     def every_tenant(self) -> bool:
@@ -42,8 +43,8 @@ def hash_key(key: str) -> str:
 
 
 def dev_key(key: str) -> ApiKey:
-    """The key `lucius dev` starts with: every scope, every tenant, every service."""
-    return ApiKey(name="dev", sha256=hash_key(key), scopes=ALL_SCOPES, tenants=(ANY,), service=ANY)
+    """The key `lucius dev` starts with: every scope, every tenant, every service, every group."""
+    return ApiKey(name="dev", sha256=hash_key(key), scopes=ALL_SCOPES, tenants=(ANY,), service=ANY, groups=(ANY,))
 
 
 class Authenticator:
@@ -67,4 +68,4 @@ class Authenticator:
 
 
 def _principal(key: ApiKey) -> Principal:
-    return Principal(key.name, frozenset(key.scopes), frozenset(key.tenants), key.service)
+    return Principal(key.name, frozenset(key.scopes), frozenset(key.tenants), key.service, frozenset(key.groups))

@@ -45,6 +45,23 @@ class RejectCode(StrEnum):
     JOB_NOT_FOUND = "JOB_NOT_FOUND"
     STEP_NOT_FOUND = "STEP_NOT_FOUND"
     JOB_TERMINAL = "JOB_TERMINAL"
+    JOB_LIVE = "JOB_LIVE"
+    JOB_CANCELLING = "JOB_CANCELLING"
+    COMPENSATING = "COMPENSATING"
+    COMPENSATED = "COMPENSATED"
+    NOTHING_TO_COMPENSATE = "NOTHING_TO_COMPENSATE"
+    STEP_NOT_REACHED = "STEP_NOT_REACHED"
+    STEP_SUCCEEDED = "STEP_SUCCEEDED"
+    UNKNOWN_SIGNAL = "UNKNOWN_SIGNAL"
+    TOO_MANY_SIGNALS = "TOO_MANY_SIGNALS"
+    NOT_AN_APPROVER = "NOT_AN_APPROVER"
+    ALREADY_VOTED = "ALREADY_VOTED"
+    APPROVAL_ENDED = "APPROVAL_ENDED"
+    REVIEW_NOT_FOUND = "REVIEW_NOT_FOUND"
+    REVIEW_OPEN = "REVIEW_OPEN"
+    REVIEW_CLOSED = "REVIEW_CLOSED"
+    ACT_NOT_APPLICABLE = "ACT_NOT_APPLICABLE"
+    VALUE_TOO_LARGE = "VALUE_TOO_LARGE"
     STALE_CALLBACK = "STALE_CALLBACK"
     INVALID_CALLBACK = "INVALID_CALLBACK"
     BODY_TOO_LARGE = "BODY_TOO_LARGE"
@@ -93,6 +110,23 @@ TITLES: dict[RejectCode, str] = {
     RejectCode.JOB_NOT_FOUND: "There is no such job",
     RejectCode.STEP_NOT_FOUND: "The job has no such step",
     RejectCode.JOB_TERMINAL: "The job has ended",
+    RejectCode.JOB_LIVE: "The job has not ended",
+    RejectCode.JOB_CANCELLING: "The job is being cancelled",
+    RejectCode.COMPENSATING: "What the job did is being undone",
+    RejectCode.COMPENSATED: "Steps that this would build on were undone",
+    RejectCode.NOTHING_TO_COMPENSATE: "No completed step has a handler that could undo it",
+    RejectCode.STEP_NOT_REACHED: "The job did not get as far as this step",
+    RejectCode.STEP_SUCCEEDED: "The step has a result already",
+    RejectCode.UNKNOWN_SIGNAL: "No step of the job waits for this signal",
+    RejectCode.TOO_MANY_SIGNALS: "As many signals as may are waiting for a step of the job",
+    RejectCode.NOT_AN_APPROVER: "The caller is not one of those who may approve",
+    RejectCode.ALREADY_VOTED: "The caller has voted on this step already",
+    RejectCode.APPROVAL_ENDED: "The approval has been decided, or nobody waits for it any more",
+    RejectCode.REVIEW_NOT_FOUND: "There is no such review item",
+    RejectCode.REVIEW_OPEN: "The job waits for an act on its review item",
+    RejectCode.REVIEW_CLOSED: "Somebody has acted on the review item already",
+    RejectCode.ACT_NOT_APPLICABLE: "The review item does not take this act",
+    RejectCode.VALUE_TOO_LARGE: "A value is larger than a job should carry",
     RejectCode.STALE_CALLBACK: "Another attempt of the step is current",
     RejectCode.INVALID_CALLBACK: "The callback does not follow the contract",
     RejectCode.BODY_TOO_LARGE: "The body is larger than the limit",

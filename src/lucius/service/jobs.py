@@ -1,15 +1,18 @@
 """The one way to change a job: load, decide, commit; again if somebody else was faster."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from lucius.core.decide import decide_all
-from lucius.core.decision import Decision, Env, MissingSteps
+from lucius.core.decision import Decision, Env, JobView, MissingSteps
 from lucius.core.inputs import Input
 from lucius.ports.clock import Clock
 from lucius.ports.errors import VersionConflict
 from lucius.ports.ledger import Ledger
 from lucius.service.errors import RejectCode, Rejected
+
+Inputs = Sequence[Input] | Callable[[JobView], Awaitable[Sequence[Input]]]
+"""What happens to a job, or how to tell from the job as it was loaded: then both are as old as each other."""
 
 MAX_CONFLICTS = 20
 MAX_LOADS = 100  # each finds at least one more step, and a decision touches few
@@ -32,7 +35,7 @@ class Jobs:
         self._env = env
         self._turns: dict[str, _Turn] = {}
 
-    async def apply(self, job_id: str, inputs: Sequence[Input], step_id: str | None = None) -> Decision:
+    async def apply(self, job_id: str, inputs: Inputs, step_id: str | None = None) -> Decision:
         """One durable decision over these inputs. Raises Rejected for an unknown job, LimitReached for a cap."""
         turn = self._turns.get(job_id)
         if turn is None:
@@ -46,7 +49,7 @@ class Jobs:
             if not turn.takers:
                 del self._turns[job_id]
 
-    async def _apply(self, job_id: str, inputs: Sequence[Input], step_id: str | None) -> Decision:
+    async def _apply(self, job_id: str, inputs: Inputs, step_id: str | None) -> Decision:
         for conflicts in range(MAX_CONFLICTS):
             decision = await self.weigh(job_id, inputs, step_id)
             if not decision.changes:
@@ -60,15 +63,16 @@ class Jobs:
         message = f"job {job_id} is changing too fast; try again"
         raise Rejected(RejectCode.LEDGER_CONTENDED, message, retry_after_seconds=1)
 
-    async def weigh(self, job_id: str, inputs: Sequence[Input], step_id: str | None = None) -> Decision:
+    async def weigh(self, job_id: str, inputs: Inputs, step_id: str | None = None) -> Decision:
         """What would be decided as things stand. Nothing is committed. Raises Rejected for an unknown job."""
         wanted = {step_id} if step_id is not None else set()
         for _ in range(MAX_LOADS):
             view = await self._ledger.load(job_id, wanted)
             if view is None:
                 raise Rejected(RejectCode.JOB_NOT_FOUND, f"there is no job {job_id}")
+            happened = await inputs(view) if callable(inputs) else inputs
             try:
-                return decide_all(view, inputs, self._clock.now(), self._env)
+                return decide_all(view, happened, self._clock.now(), self._env)
             except MissingSteps as missing:
                 wanted |= missing.step_ids
         raise RuntimeError(f"a decision about job {job_id} asked for steps {MAX_LOADS} times")

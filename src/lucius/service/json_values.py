@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
+
 from lucius.contract import Fault
 
 # Far deeper than any sensible payload, and far from every recursion limit on the way to the ledger and back.
@@ -66,6 +68,11 @@ def drop_nulls(value: Any) -> Any:
             return [drop_nulls(item) for item in value]
         case _:
             return value
+
+
+def size_of(value: Any) -> int:
+    """In bytes of JSON."""
+    return len(msgspec.json.encode(value))
 
 
 def too_deep(value: Any) -> bool:

@@ -1,17 +1,19 @@
 """What people do to jobs. Each act is recorded with who and why."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
-from lucius.contract import JobView
-from lucius.core.decision import Applied, Refused
-from lucius.core.inputs import Cancel, RetryHandOver
+from lucius.contract import JobView as JobAnswer
+from lucius.core.decision import Applied, JobView
+from lucius.core.inputs import Cancel, CastVote, GiveSignal, Input, Pause, Resume, Retry, RetryHandOver
 from lucius.core.model import Instant
-from lucius.ports.clock import Clock
+from lucius.ports.config import ANY
 from lucius.ports.ledger import Ledger, PendingQuery
+from lucius.service.acts import MAX_SIGNAL_BYTES, Limits, carry_out, require_small
 from lucius.service.auth import Principal
-from lucius.service.errors import RejectCode, Rejected
 from lucius.service.hub import Hub
-from lucius.service.jobs import Jobs
+from lucius.service.jobs import Inputs, Jobs
 from lucius.service.queries import Queries
 
 END_OF_TIME: Instant = 2**62
@@ -20,22 +22,47 @@ RETRY_BATCH = 200
 
 
 class Operations:
-    def __init__(self, ledger: Ledger, jobs: Jobs, queries: Queries, hub: Hub, clock: Clock) -> None:
+    """Every act answers with the job as it stands then. Asking twice for the same is fine. Raises Rejected."""
+
+    def __init__(self, ledger: Ledger, jobs: Jobs, queries: Queries, hub: Hub, limits: Limits) -> None:
         self._ledger = ledger
         self._jobs = jobs
         self._queries = queries
         self._hub = hub
-        self._clock = clock
+        self._limits = limits
 
-    async def cancel(self, job_id: str, who: Principal, reason: str) -> JobView:
-        """Asking twice is fine; cancelling what has ended otherwise is refused."""
+    async def cancel(self, job_id: str, who: Principal, reason: str) -> JobAnswer:
+        return await self._act(job_id, who, (Cancel(who.name, reason),))
+
+    async def pause(self, job_id: str, who: Principal, reason: str) -> JobAnswer:
+        return await self._act(job_id, who, (Pause(who.name, reason),))
+
+    async def resume(self, job_id: str, who: Principal, reason: str) -> JobAnswer:
+        return await self._act(job_id, who, (Resume(who.name, reason),))
+
+    async def signal(self, job_id: str, who: Principal, name: str, payload: Any, reason: str) -> JobAnswer:
+        require_small(payload, MAX_SIGNAL_BYTES, "/payload")
+        return await self._act(job_id, who, (GiveSignal(name, who.name, payload, reason),))
+
+    async def retry(self, job_id: str, who: Principal, reason: str, from_step: str | None) -> JobAnswer:
+        """A new run, which must find room within the limits as a new job must."""
+
+        async def again(view: JobView) -> Sequence[Input]:
+            return (Retry(by=who.name, reason=reason, from_step=from_step, caps=self._limits.of(view)),)
+
+        return await self._act(job_id, who, again)
+
+    async def vote(self, job_id: str, step_id: str, who: Principal, approves: bool, comment: str) -> JobAnswer:
+        async def cast(view: JobView) -> Sequence[Input]:
+            groups = _groups(who, view, step_id)
+            return (CastVote(step_id=step_id, approves=approves, by=who.name, groups=groups, comment=comment),)
+
+        return await self._act(job_id, who, cast, step_id)
+
+    async def _act(self, job_id: str, who: Principal, inputs: Inputs, step_id: str | None = None) -> JobAnswer:
         await self._queries.require(job_id, who)
-        decision = await self._jobs.apply(job_id, (Cancel(who.name, reason),))
-        match decision.reply:
-            case Refused(code=code, message=message):
-                raise Rejected(RejectCode(code), message, job_id=job_id)
-            case _:
-                return await self._queries.job(job_id, who)
+        await carry_out(self._jobs, job_id, inputs, step_id)
+        return await self._queries.job(job_id, who)
 
     async def retry_outbox(self, who: Principal, reason: str) -> dict[str, int]:
         """Try everything again that waits after a failed hand-over, and wake the relay for the rest.
@@ -57,3 +84,11 @@ class Operations:
     async def _retry(self, job_id: str, asked: RetryHandOver) -> bool:
         decision = await self._jobs.apply(job_id, (asked,))
         return isinstance(decision.reply, Applied)
+
+
+def _groups(who: Principal, view: JobView, step_id: str) -> tuple[str, ...]:
+    """Those that the key names; "*" stands for whoever the step asks."""
+    if ANY not in who.groups:
+        return tuple(sorted(who.groups))
+    spec = view.protocol.step(step_id)
+    return spec.human_approval.approvers if spec is not None and spec.human_approval is not None else ()

@@ -8,10 +8,12 @@ from msgspec.structs import asdict, replace
 
 from lucius.contract import AttemptView, EventView, JobSummary, StepWithAttempts
 from lucius.contract import JobView as JobAnswer
+from lucius.contract_control import AuditView
 from lucius.core.decide import unacked_counter
 from lucius.core.decision import Env, JobView
 from lucius.core.model import BlockedReason
 from lucius.ports.ledger import JobFilter, Reader
+from lucius.service.audit import verify
 from lucius.service.auth import Principal
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.hub import Hub
@@ -104,6 +106,13 @@ class Queries:
                         await changed.wait()
                 except TimeoutError:
                     yield None
+
+    async def audit(self, job_id: str, who: Principal) -> AuditView:
+        """Whether the job's events are as they were written."""
+        await self._view(job_id, who)
+        found = await verify(self._reader, job_id)
+        assert found is not None, "a job that was there stays"
+        return found
 
     async def require(self, job_id: str, who: Principal) -> None:
         await self._view(job_id, who)

@@ -11,6 +11,7 @@ import yaml
 from lucius.observability.logs import configure_logging
 from lucius.service.auth import hash_key
 from tests.support.api import Api, serving, settings_for
+from tests.unit.api.kinds import Document, Serve, write_protocols
 
 Start = Callable[..., Awaitable[Api]]
 
@@ -54,17 +55,36 @@ async def api(start: Start, ledger_url: str) -> Api:
     return await start(ledger_url=ledger_url)
 
 
+@pytest.fixture
+def serve(start: Start, ledger_url: str, tmp_path: Path) -> Serve:
+    """Starts a server with these protocols beside the shipped ones."""
+
+    async def serve(*documents: Document, config: dict[str, Any] | None = None, **changes: Any) -> Api:
+        folder = write_protocols(tmp_path / "protocols", *documents)
+        return await start(config, ledger_url=ledger_url, protocols_dir=folder, **changes)
+
+    return serve
+
+
 def write_config(folder: Path, config: dict[str, Any]) -> Path:
     path = folder / "lucius.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return path
 
 
-def key_entry(key: str, *scopes: str, tenants: tuple[str, ...] = (), service: str | None = None) -> dict[str, Any]:
+def key_entry(
+    key: str,
+    *scopes: str,
+    tenants: tuple[str, ...] = (),
+    service: str | None = None,
+    groups: tuple[str, ...] = (),
+) -> dict[str, Any]:
     """A key of the config file; its name is the key itself."""
     entry: dict[str, Any] = {"name": key, "sha256": hash_key(key), "scopes": list(scopes)}
     if tenants:
         entry["tenants"] = list(tenants)
     if service:
         entry["service"] = service
+    if groups:
+        entry["groups"] = list(groups)
     return entry

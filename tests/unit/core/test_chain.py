@@ -45,7 +45,7 @@ def edited(seq: int, **changes: object) -> list[Event]:
         (EVENTS[1:], [1]),
         (EVENTS[:-1], [5]),
         ([], [1]),
-        ([*EVENTS[:2], EVENTS[3], EVENTS[2], EVENTS[4]], [3, 3]),
+        ([*EVENTS[:2], EVENTS[3], EVENTS[2], EVENTS[4]], [3, 4]),
         ([*EVENTS[:2], EVENTS[2], EVENTS[2], *EVENTS[3:]], [3]),
         ([*EVENTS, replace(EVENTS[4], seq=6, hash=hash_of(LAST, replace(EVENTS[4], seq=6)))], [6]),
     ],

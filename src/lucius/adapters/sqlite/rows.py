@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from lucius.core.decision import EndedAttempt
 from lucius.core.model import Event, Job, OutboxRow, Quarantined, ReviewItem, Step
 from lucius.core.protocol import Protocol
+from lucius.ports.errors import LedgerCorrupt
 from lucius.ports.protocols import ProtocolVersion
 
 _encoder = msgspec.json.Encoder()
@@ -15,11 +16,19 @@ _job = msgspec.json.Decoder(Job)
 step = msgspec.json.Decoder(Step).decode
 ended_attempt = msgspec.json.Decoder(EndedAttempt).decode
 outbox_row = msgspec.json.Decoder(OutboxRow).decode
-event = msgspec.json.Decoder(Event).decode
+_event = msgspec.json.Decoder(Event).decode
 quarantined = msgspec.json.Decoder(Quarantined).decode
 review = msgspec.json.Decoder(ReviewItem).decode
 protocol = msgspec.json.Decoder(Protocol).decode
 protocol_version = msgspec.json.Decoder(ProtocolVersion).decode
+
+
+def event(body: str) -> Event:
+    """Raises LedgerCorrupt: nothing of ours writes an event that it can't read."""
+    try:
+        return _event(body)
+    except msgspec.DecodeError as error:
+        raise LedgerCorrupt(f"an event in the ledger can't be read: {error}") from error
 
 
 def body(record: Struct) -> str:

@@ -1,0 +1,123 @@
+"""A job's history: whatever is done to its rows behind our back is found, and where."""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.api import Api
+from tests.unit.api.conftest import Start, key_entry
+
+Tamper = Callable[[sqlite3.Connection], object]
+
+
+async def audit(api: Api, job_id: str) -> Any:
+    return (await api.get(f"/v1/jobs/{job_id}/audit")).ok()
+
+
+async def test_a_history_that_nobody_touched_is_valid(api: Api) -> None:
+    job_id = await api.submit()
+    live = await audit(api, job_id)
+    assert (live["jobId"], live["valid"], live["breaks"], live["unsealed"]) == (job_id, True, [], 0)
+    await api.finish(job_id)
+    ended = await audit(api, job_id)
+    assert (ended["valid"], ended["events"]) == (True, len(await api.event_types(job_id)))
+    hashes = [event["hash"] for event in (await api.get(f"/v1/jobs/{job_id}/events")).ok()["events"]]
+    assert len(set(hashes)) == len(hashes)
+
+
+async def test_a_long_history_is_read_to_its_end(api: Api) -> None:
+    job_id = await api.submit()
+    for _ in range(300):
+        (await api.post(f"/v1/jobs/{job_id}:pause")).ok(202)
+        (await api.post(f"/v1/jobs/{job_id}:resume")).ok(202)
+    found = await audit(api, job_id)
+    assert (found["valid"], found["events"] > 600) == (True, True)
+
+
+def edit(seq: int, old: str, new: str) -> Tamper:
+    return lambda db: db.execute("UPDATE events SET body = replace(body, ?, ?) WHERE seq = ?", (old, new, seq))
+
+
+def swap(one: int, other: int) -> Tamper:
+    def tamper(db: sqlite3.Connection) -> None:
+        for before, after in ((one, -1), (other, one), (-1, other)):
+            db.execute("UPDATE events SET seq = ? WHERE seq = ?", (after, before))
+
+    return tamper
+
+
+def exchange_bodies(one: int, other: int) -> Tamper:
+    def tamper(db: sqlite3.Connection) -> None:
+        bodies = dict(db.execute("SELECT seq, body FROM events WHERE seq IN (?, ?)", (one, other)).fetchall())
+        db.execute("UPDATE events SET body = ? WHERE seq = ?", (bodies[one], other))
+        db.execute("UPDATE events SET body = ? WHERE seq = ?", (bodies[other], one))
+
+    return tamper
+
+
+def head(old: str, new: str) -> Tamper:
+    return lambda db: db.execute("UPDATE jobs SET body = replace(body, ?, ?)", (old, new))
+
+
+# The events are JOB_ACCEPTED, STEP_DISPATCHED, STEP_HANDED_OVER, CALLBACK_RESULT, STEP_SUCCEEDED, JOB_SUCCEEDED.
+TAMPERED: list[Any] = [
+    pytest.param(head('"event_hash":"', '"event_hash":"0'), [6], "the job's head knows", id="the head"),
+    pytest.param(edit(1, '"by":"dev"', '"by":"eve"'), [1], "was edited", id="who did it"),
+    pytest.param(edit(3, "STEP_HANDED_OVER", "STEP_HANDED_0VER"), [3], "was edited", id="what happened"),
+    pytest.param(edit(5, '"at":18', '"at":17'), [5], "was edited", id="when it happened"),
+    pytest.param(lambda db: db.execute("DELETE FROM events WHERE seq = 4"), [4], "is missing", id="one deleted"),
+    pytest.param(lambda db: db.execute("DELETE FROM events WHERE seq < 3"), [1], "up to 2", id="the first deleted"),
+    pytest.param(lambda db: db.execute("DELETE FROM events WHERE seq > 4"), [5], "up to 6", id="the last deleted"),
+    pytest.param(lambda db: db.execute("DELETE FROM events"), [1], "up to 6", id="all deleted"),
+    pytest.param(swap(3, 4), [3, 4], "stands where event 4 belongs", id="two swapped"),
+    pytest.param(exchange_bodies(2, 5), [2, 5], "stands where event 5 belongs", id="two exchanged"),
+    pytest.param(edit(3, "{", "?"), [3], "can't be read", id="unreadable"),
+    pytest.param(
+        lambda db: db.execute(
+            "INSERT INTO events SELECT job, 7, replace(body, '\"seq\":6', '\"seq\":7') FROM events WHERE seq = 6"
+        ),
+        [7, 7],
+        "was edited",
+        id="one too many",
+    ),
+]
+
+
+@pytest.mark.parametrize(("tamper", "seqs", "says"), TAMPERED)
+async def test_whatever_is_done_to_the_rows_is_found_where_it_was_done(
+    start: Start, tmp_path: Path, tamper: Tamper, seqs: list[int], says: str
+) -> None:
+    path = tmp_path / "ledger.db"
+    api = await start(ledger_url=f"sqlite:///{path}")
+    job_id = await api.submit()
+    directive = await api.pull_one()
+    (await api.succeed(directive)).ok()
+    assert len(await api.event_types(job_id)) == 6
+    with sqlite3.connect(path) as db:
+        tamper(db)
+    found = await audit(api, job_id)
+    assert found["valid"] is False
+    assert [item["seq"] for item in found["breaks"]] == seqs
+    assert says in found["breaks"][0]["what"]
+
+
+async def test_other_jobs_are_not_blamed(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    api = await start(ledger_url=f"sqlite:///{path}")
+    touched, untouched = await api.submit(), await api.submit(idempotency_key="2")
+    with sqlite3.connect(path) as db:
+        db.execute("DELETE FROM events WHERE seq = 1 AND job = (SELECT id FROM jobs WHERE job_id = ?)", (touched,))
+    assert not (await audit(api, touched))["valid"]
+    assert (await audit(api, untouched))["valid"]
+
+
+async def test_an_audit_is_for_those_who_may_read_the_job(start: Start) -> None:
+    keys = [key_entry("theirs", "read", tenants=("globex",)), key_entry("acts", "operate", tenants=("acme",))]
+    api = await start({"api_keys": keys})
+    job_id = await api.submit()
+    (await api.get(f"/v1/jobs/{job_id}/audit", key="theirs")).problem(404, "JOB_NOT_FOUND")
+    (await api.get(f"/v1/jobs/{job_id}/audit", key="acts")).problem(403, "FORBIDDEN_SCOPE")
+    (await api.get("/v1/jobs/never/audit")).problem(404, "JOB_NOT_FOUND")

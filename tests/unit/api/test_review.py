@@ -1,0 +1,228 @@
+"""The review queue: what gets into it, who sees it, and acting on many items at once."""
+
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from lucius.core.inputs import HandOverFailed
+from lucius.core.model import ErrorInfo
+from tests.support.api import Api
+from tests.unit.api.conftest import Start, key_entry
+from tests.unit.api.kinds import CHAIN, Serve, break_
+from tests.unit.api.reviewing import BOOKED, WHY, act, failed_chain, held_booking, item, items, option, show, stale_ocr
+
+
+class TestQueue:
+    async def test_a_job_that_failed_for_good_is_in_it(self, serve: Serve) -> None:
+        api = await serve(CHAIN)
+        job_id = await failed_chain(api)
+        found = await item(api)
+        assert found["review_id"] == f"{job_id}~run1" == (await api.job(job_id))["review_id"]
+        assert (found["kind"], found["status"], found["stepId"]) == ("JOB_FAILED", "OPEN", "read")
+        assert (found["error"]["code"], found["failure_class"]) == ("BROKEN", "NON_RETRYABLE")
+        assert found["signature"] == "chain/read/JOB_FAILED/NON_RETRYABLE/BROKEN"
+        assert "REVIEW_OPENED" in await api.event_types(job_id)
+
+    async def test_a_message_that_the_bus_refused_for_good_is_in_it(self, api: Api) -> None:
+        job_id = await api.submit()
+        for attempt_no in (1, 2, 3):
+            step = await api.step(job_id)
+            refused = HandOverFailed("ocr", attempt_no, step["lease_id"], ErrorInfo("TOO_BIG", "the bus said no"))
+            await api.runtime.jobs.apply(job_id, (refused,))
+            await api.sweep(after=700)
+        found = await item(api, "kind=POISON")
+        assert (found["jobId"], found["error"]["code"]) == (job_id, "TOO_BIG")
+
+    async def test_a_success_that_came_too_late_is_in_it_once(self, api: Api) -> None:
+        job_id = await api.submit()
+        first = await api.pull_one()
+        await api.sweep(after=31)
+        await api.sweep(after=61)
+        for _ in range(2):
+            (await api.succeed(first, result={"pages": 7})).problem(409, "STALE_CALLBACK")
+        found = await item(api, "kind=STALE_RESULT")
+        assert (found["jobId"], found["stepId"], found["attempt_no"]) == (job_id, "ocr", 1)
+        assert (await show(api, found["review_id"]))["quarantined"]["result"] == {"pages": 7}
+
+    async def test_an_effect_that_may_need_undoing_is_in_it_and_holds_the_job(self, serve: Serve) -> None:
+        api = await serve(BOOKED)
+        job_id = await held_booking(api)
+        found = await item(api, "kind=COMPENSATION")
+        assert (found["jobId"], found["stepId"]) == (job_id, "pay")
+        job = await api.job(job_id)
+        assert (job["status"], job["blocked_on"]["reason"]) == ("PAUSED", "REVIEW")
+        assert found["review_id"] in job["blocked_on"]["message"]
+        assert await api.jobs("blocked_on=REVIEW") == [job_id]
+        problem = (await api.post(f"/v1/jobs/{job_id}:resume")).problem(409, "REVIEW_OPEN")
+        assert found["review_id"] in problem["detail"]
+
+    async def test_a_listing_takes_every_filter_and_goes_page_by_page(self, serve: Serve) -> None:
+        api = await serve(CHAIN)
+        ours = [await failed_chain(api, idempotency_key=str(n)) for n in range(3)]
+        theirs = await failed_chain(api, tenant_id="globex")
+        stale, _ = await stale_ocr(api, ended=False)
+        assert [found["jobId"] for found in await items(api)] == [stale, theirs, *reversed(ours)]
+        for query, jobs in (
+            ("tenant_id=globex", [theirs]),
+            ("kind=STALE_RESULT", [stale]),
+            ("kind=JOB_FAILED&tenant_id=ACME", list(reversed(ours))),
+            (f"jobId={ours[1]}", [ours[1]]),
+            ("status=DISCARDED", []),
+            (f"signature={quote('chain/read/JOB_FAILED/NON_RETRYABLE/BROKEN', safe='')}&tenant_id=globex", [theirs]),
+            ("signature=nothing", []),
+        ):
+            assert [found["jobId"] for found in await items(api, query)] == jobs, query
+        walked, cursor = [], ""
+        while True:
+            page = (await api.get(f"/v1/review?limit=2{cursor}")).ok()
+            walked += [found["jobId"] for found in page["items"]]
+            if page["next_cursor"] is None:
+                break
+            cursor = f"&cursor={page['next_cursor']}"
+        assert walked == [stale, theirs, *reversed(ours)]
+
+    @pytest.mark.parametrize(
+        ("query", "code"),
+        [
+            ("status=CLOSED", "INVALID_QUERY"),
+            ("kind=OTHER", "INVALID_QUERY"),
+            ("limit=0", "INVALID_QUERY"),
+            ("cursor=bm9wZQ", "INVALID_CURSOR"),
+            ("tenant_id=a%2Fb", "INVALID_TENANT"),
+        ],
+    )
+    async def test_a_wrong_query_is_named(self, api: Api, query: str, code: str) -> None:
+        (await api.get(f"/v1/review?{query}")).problem(422, code)
+
+    async def test_groups_have_the_same_cause(self, serve: Serve) -> None:
+        api = await serve(CHAIN)
+        for n in range(2):
+            newest = await failed_chain(api, idempotency_key=str(n))
+        await api.submit(request_type="CHAIN", idempotency_key="other")
+        await break_(api, "scan", error={"code": "TORN", "message": "torn page"})
+        groups = (await api.get("/v1/review/groups")).ok()["groups"]
+        assert [(group["signature"], group["count"]) for group in groups] == [
+            ("chain/read/JOB_FAILED/NON_RETRYABLE/BROKEN", 2),
+            ("chain/scan/JOB_FAILED/NON_RETRYABLE/TORN", 1),
+        ]
+        assert groups[0]["newest"]["jobId"] == newest
+        assert (await api.get("/v1/review/groups?kind=POISON")).ok()["groups"] == []
+
+    async def test_nobody_sees_or_touches_another_tenants_items(self, start: Start, ledger_url: str) -> None:
+        keys = [key_entry("acmes", "read", "operate", tenants=("acme",)), key_entry("looks", "read", tenants=("*",))]
+        api = await start({"api_keys": keys}, ledger_url=ledger_url)
+        theirs = await api.submit(tenant_id="globex")
+        await break_(api, "ocr")
+        review_id = f"{theirs}~run1"
+        assert await items(api, key="acmes") == []
+        assert (await api.get("/v1/review/groups", key="acmes")).ok()["groups"] == []
+        (await api.get("/v1/review?tenant_id=globex", key="acmes")).problem(403, "FORBIDDEN_TENANT")
+        hidden = (await api.get(f"/v1/review/{review_id}", key="acmes")).problem(404, "REVIEW_NOT_FOUND")
+        never = (await api.get("/v1/review/never", key="acmes")).problem(404, "REVIEW_NOT_FOUND")
+        assert hidden["detail"].replace(review_id, "never") == never["detail"]
+        (await api.post(f"/v1/review/{review_id}:retry", WHY, key="acmes")).problem(404, "REVIEW_NOT_FOUND")
+        bulk = (await api.post("/v1/review:act", {"act": "discard", **WHY, "ids": [review_id]}, key="acmes")).ok()
+        assert bulk["results"][0]["code"] == "REVIEW_NOT_FOUND"
+        for name in ("retry", "skip", "compensate", "adopt", "discard"):
+            (await api.post(f"/v1/review/{review_id}:{name}", WHY, key="looks")).problem(403, "FORBIDDEN_SCOPE")
+        (await api.post("/v1/review:act", {"act": "retry", **WHY, "ids": ["x"]}, key="looks")).problem(
+            403, "FORBIDDEN_SCOPE"
+        )
+
+
+class TestShow:
+    async def test_it_has_every_act_with_what_it_would_lead_to(self, serve: Serve) -> None:
+        api = await serve(BOOKED)
+        job_id = await held_booking(api)
+        shown = await show(api, (await item(api))["review_id"])
+        assert (shown["job_status"], shown["blocked_on"]["reason"]) == ("PAUSED", "REVIEW")
+        assert [entry["act"] for entry in shown["acts"]] == ["retry", "skip", "compensate", "discard"]
+        assert all(entry["allowed"] for entry in shown["acts"])
+        assert option(shown, "retry")["re_executes"] == ["pay"]
+        assert option(shown, "compensate")["undoes"] == ["hotel", "car"]
+        assert option(shown, "skip")["keeps"] == ["car", "hotel", "pay"]
+        assert (await api.job(job_id))["status"] == "PAUSED"
+
+    async def test_an_act_that_is_refused_says_why(self, serve: Serve) -> None:
+        api = await serve(CHAIN)
+        job_id = await failed_chain(api)
+        shown = await show(api, f"{job_id}~run1")
+        assert (shown["job_status"], shown["job_error"]["code"]) == ("FAILED_FINAL", "BROKEN")
+        refused = option(shown, "compensate")
+        assert (refused["allowed"], refused["code"]) == (False, "NOTHING_TO_COMPENSATE")
+        assert refused["message"]
+
+    async def test_a_closed_item_takes_no_act(self, serve: Serve) -> None:
+        api = await serve(CHAIN)
+        job_id = await failed_chain(api)
+        (await act(api, f"{job_id}~run1", "discard")).ok()
+        assert (await show(api, f"{job_id}~run1"))["acts"] == []
+
+
+class TestBulk:
+    async def test_all_of_a_cause_are_retried_together(self, serve: Serve) -> None:
+        api = await serve(CHAIN)
+        jobs = [await failed_chain(api, idempotency_key=str(n)) for n in range(3)]
+        asked = {"act": "retry", **WHY, "signature": "chain/read/JOB_FAILED/NON_RETRYABLE/BROKEN"}
+        would = (await api.post("/v1/review:act", {**asked, "dry_run": True})).ok()
+        assert [result["outcome"] for result in would["results"]] == ["WOULD"] * 3
+        assert [result["re_executes"] for result in would["results"]] == [["read"]] * 3
+        assert (would["applied"], would["refused"], would["more"]) == (0, 0, False)
+        assert len(await items(api)) == 3
+        done = (await api.post("/v1/review:act", asked)).ok()
+        assert (done["applied"], done["refused"]) == (3, 0)
+        assert {result["jobId"] for result in done["results"]} == set(jobs)
+        assert len(await api.pull("read", max=10)) == 3
+
+    async def test_one_that_is_refused_does_not_touch_others(self, serve: Serve) -> None:
+        api = await serve(CHAIN)
+        first, second = [await failed_chain(api, idempotency_key=str(n)) for n in range(2)]
+        (await act(api, f"{first}~run1", "discard")).ok()
+        ids = [f"{first}~run1", "nowhere", f"{second}~run1", f"{second}~run1"]
+        done = (await api.post("/v1/review:act", {"act": "retry", **WHY, "ids": ids})).ok()
+        assert [(r["review_id"], r["outcome"], r["code"]) for r in done["results"]] == [
+            (f"{first}~run1", "REFUSED", "REVIEW_CLOSED"),
+            ("nowhere", "REFUSED", "REVIEW_NOT_FOUND"),
+            (f"{second}~run1", "APPLIED", None),
+        ]
+        assert (done["applied"], done["refused"]) == (1, 2)
+
+    async def test_a_limit_leaves_the_rest_for_another_call(self, serve: Serve) -> None:
+        api = await serve(CHAIN)
+        for n in range(3):
+            await failed_chain(api, idempotency_key=str(n))
+        asked = {"act": "discard", **WHY, "kind": "JOB_FAILED", "limit": 2}
+        done = (await api.post("/v1/review:act", asked)).ok()
+        assert (done["applied"], done["more"]) == (2, True)
+        assert (await api.post("/v1/review:act", asked)).ok()["more"] is False
+        assert await items(api) == []
+
+    async def test_limits_hold_for_each_of_them(self, serve: Serve) -> None:
+        api = await serve(CHAIN, config={"limits": {"tenant_max_inflight": 1}})
+        for n in range(2):
+            await failed_chain(api, idempotency_key=str(n))
+        done = (await api.post("/v1/review:act", {"act": "retry", **WHY, "kind": "JOB_FAILED"})).ok()
+        assert sorted((r["outcome"], r["code"]) for r in done["results"]) == [
+            ("APPLIED", None),
+            ("REFUSED", "TENANT_LIMIT"),
+        ]
+
+    @pytest.mark.parametrize(
+        ("said", "pointer"),
+        [
+            ({"act": "retry"}, "/ids"),
+            ({"act": "retry", "ids": ["a"], "kind": "POISON"}, "/kind"),
+            ({"act": "explode", "ids": ["a"]}, "/act"),
+            ({"act": "retry", "ids": ["a"] * 501}, "/ids"),
+            ({"act": "retry", "kind": "POISON", "limit": 501}, "/limit"),
+            ({"act": "retry", "kind": "OTHER"}, "/kind"),
+            ({"act": "retry", "ids": ["a"], "reason": ""}, "/reason"),
+            ({"act": "retry", "ids": ["a"], "reason": " \n"}, "/reason"),
+            ({"act": "retry", "ids": ["a"], "result": {}}, "/result"),
+            ({"act": "skip", "ids": ["a"], "from_step": "scan"}, "/from_step"),
+        ],
+    )
+    async def test_what_makes_no_sense_is_refused_by_name(self, api: Api, said: dict[str, Any], pointer: str) -> None:
+        problem = (await api.post("/v1/review:act", {**WHY, **said})).problem(422, "INVALID_ENVELOPE")
+        assert problem["errors"][0]["pointer"] == pointer
