@@ -57,20 +57,22 @@ class CallRunner:
         self._waiting: dict[str, deque[OutboxRow]] = {}
         self._aside: deque[tuple[Instant, OutboxRow]] = deque()
         self._running: set[asyncio.Task[None]] = set()
-        self._freed = asyncio.Event()
+        self._look = asyncio.Event()
         self._opens_at: Instant | None = None
+        self._stopping = False
         self._failure: Exception | None = None
 
     async def turn(self) -> None:
         """Start every call that may start, then wait for more."""
         self._raise_failure()
-        self._freed.clear()
+        self._look.clear()
         seen = self._hub.arrivals(HTTP_SERVICE)
         if not await self.start_ready():
             await self._wait_for_more(seen)
 
     async def stop(self, grace: float = GRACE) -> None:
         """Let running calls end, for a while. One that is cut off ends by its lease, and is tried again like any."""
+        self._stopping = True
         if self._running:
             await asyncio.wait(self._running, timeout=grace)
         for task in self._running:
@@ -88,12 +90,9 @@ class CallRunner:
         self._start_waiting()
         await asyncio.sleep(self._count_waiting() * SECONDS_PER_WAITING_ROW)
         rows = await self._dispatcher.take(HTTP_SERVICE, BATCH)
-        hosts = await asyncio.gather(*(self._host(row) for row in rows))
+        hosts = await asyncio.gather(*(self._host(row) for row in rows), return_exceptions=True)
         for row, host in zip(rows, hosts, strict=True):
-            if host is None:
-                self._set_aside(row)
-            else:
-                self._waiting.setdefault(host, deque()).append(row)
+            self._enqueue(row, host)
         self._start_waiting()
         return len(rows) == BATCH
 
@@ -105,10 +104,22 @@ class CallRunner:
             return None
         return self._caller.host(step.request.url)
 
+    def _enqueue(self, row: OutboxRow, host: str | BaseException | None) -> None:
+        """One row that can't be read must not keep the others waiting: the turn fails only after they are started."""
+        if isinstance(host, str):
+            self._waiting.setdefault(host, deque()).append(row)
+            return
+        self._set_aside(row)
+        if isinstance(host, Exception):
+            self._failure = host
+            self._look.set()
+
     def _start_waiting(self) -> None:
         """From every host in turn, as many as it may have now."""
         self._opens_at = None
         for host in list(self._waiting):
+            if len(self._running) >= self._parallel:
+                return
             queue = self._waiting[host]
             while queue and len(self._running) < self._parallel:
                 admitted = self._caller.admit(host)
@@ -131,13 +142,18 @@ class CallRunner:
         task.add_done_callback(lambda done: self._ended(done, row, slot))
 
     def _ended(self, done: asyncio.Task[None], row: OutboxRow, slot: Slot) -> None:
+        """Its place goes to the next one at once; the turn is woken only for what it alone can do."""
         slot.release()
         self._running.discard(done)
-        self._freed.set()
         error = None if done.cancelled() else done.exception()
         if isinstance(error, Exception):
             self._failure = error
             self._set_aside(row)
+        opened_at = self._opens_at
+        if not self._stopping:
+            self._start_waiting()
+        if self._failure is not None or self._opens_at != opened_at:
+            self._look.set()
 
     async def _run(self, row: OutboxRow) -> None:
         """Hand-over and pick-up in one commit, so that a call that was started is never taken for one that was not."""
@@ -189,16 +205,16 @@ class CallRunner:
         return sum(map(len, self._waiting.values()))
 
     async def _wait_for_more(self, seen: int) -> None:
-        """Until a row comes, a call ends, a host opens, or it is time to look all the same."""
+        """Until a row comes, a host opens, something went wrong, or it is time to look all the same."""
         seconds = self._retry_interval
         if self._opens_at is not None:
             seconds = min(seconds, max(0.0, (self._opens_at - self._clock.now()) / 1000))
-        freed = asyncio.ensure_future(self._freed.wait())
+        look = asyncio.ensure_future(self._look.wait())
         try:
-            if not await self._hub.wait_for_row(HTTP_SERVICE, seconds, seen, gone=freed) and self._hub.closed:
-                await freed
+            if not await self._hub.wait_for_row(HTTP_SERVICE, seconds, seen, gone=look) and self._hub.closed:
+                await look
         finally:
-            freed.cancel()
+            look.cancel()
 
 
 def _told(outcome: Outcome) -> dict[str, str]:

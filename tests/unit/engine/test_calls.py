@@ -18,7 +18,7 @@ from lucius.core.protocol import Call, ErrorRule, Guard, Map, Notify, RetryPolic
 from lucius.engine import calls
 from lucius.engine.relay import Relay
 from lucius.ports.calls import Answer, Outgoing
-from lucius.ports.errors import LedgerFull
+from lucius.ports.errors import LedgerCorrupt, LedgerFull
 from tests.support.engine import WEBHOOK_SECRET, Engine
 from tests.support.peer import Handler, Peer, always, in_turn, ok, peer
 
@@ -584,7 +584,26 @@ class TestTimeAndTrouble:
             await asyncio.sleep(0.1)
         assert looks == 1
 
-    async def test_nor_does_one_that_is_no_longer_to_be_handed_over(
+    async def test_a_job_that_cannot_be_read_keeps_no_other_from_its_call(
+        self, there: Peer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = Engine(retry_interval=60)
+        await engine.submit(call(there.url), job_id="torn")
+        await engine.submit(call(there.url), job_id="whole")
+        real = engine.ledger.load
+
+        async def torn(job_id: str, step_ids: Any = ()) -> Any:
+            if job_id == "torn":
+                raise LedgerCorrupt("a row is not what it was")
+            return await real(job_id, step_ids)
+
+        monkeypatch.setattr(engine.ledger, "load", torn)
+        await engine.calls.turn()
+        assert (await engine.ended("whole")).status is JobStatus.SUCCEEDED
+        with pytest.raises(LedgerCorrupt):
+            await engine.calls.turn()
+
+    async def test_a_row_that_was_fenced_meanwhile_does_not_keep_the_runner_busy(
         self, there: Peer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         engine = Engine(retry_interval=60)
