@@ -9,7 +9,7 @@ from typing import Any
 from lucius.adapters.ledger_sqlite import SqliteLedger
 from lucius.adapters.protocols_dir import ProtocolsDir
 from lucius.core.decide import decide_all
-from lucius.core.decision import Decision, Env, JobView
+from lucius.core.decision import Decision, Env, JobView, NoTools
 from lucius.core.inputs import Ack, HandedOver, Start, Submit, Succeeded
 from lucius.core.model import Command, Mode
 from lucius.core.protocol import digest
@@ -24,7 +24,7 @@ def write_history(path: Path, jobs: int) -> None:
 
 
 async def _write(path: Path, jobs: int) -> None:
-    protocol = ProtocolsDir().resolve("OCR_EMBEDDING_SIS")
+    protocol = ProtocolsDir(NoTools()).resolve("OCR_EMBEDDING_SIS")
     if protocol is None:
         raise SystemExit("the shipped protocols are missing")
     address = digest(protocol)

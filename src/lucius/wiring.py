@@ -13,6 +13,7 @@ import structlog
 from msgspec import Struct
 
 from lucius.adapters.config_file import ConfigFile
+from lucius.adapters.expressions import CelTools
 from lucius.adapters.protocols_dir import ProtocolsDir
 from lucius.core.decision import Decision, Env
 from lucius.engine.calls import CallRunner
@@ -142,7 +143,7 @@ def build(
     signer = TokenSigner(_token_secrets(settings))
     config = ConfigFile(settings.config_path)
     folders = (settings.protocols_dir,) if settings.protocols_dir else ()
-    protocols = Catalog(ProtocolsDir(*folders), store, clock, protocol_check())
+    protocols = Catalog(ProtocolsDir(env.tools, *folders), store, clock, protocol_check())
     auth = Authenticator((dev_key(settings.dev_api_key),) if settings.dev_api_key else ())
     auth.use(config.current())
     writer = DirectiveWriter(settings.orchestrator_url, signer, settings.late_window_ms, settings.defaults)
@@ -237,7 +238,7 @@ def _engine(
 @asynccontextmanager
 async def open_runtime(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Runtime]:
     """A control plane with its engine running; closed in order when the block ends."""
-    env = Env(new_id=new_lease_id, jitter=random.random, defaults=settings.defaults)
+    env = Env(new_id=new_lease_id, jitter=random.random, defaults=settings.defaults, tools=CelTools())
     store = open_ledger(settings)
     try:
         runtime = build(settings, store, open_publisher(settings), clock or SystemClock(), env)

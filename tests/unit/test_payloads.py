@@ -4,6 +4,7 @@ import pytest
 
 from lucius.adapters.ledger_memory import MemoryLedger
 from lucius.adapters.protocols_dir import ProtocolsDir
+from lucius.core.decision import NoTools
 from lucius.core.protocol import Map, Parallel, Protocol, StepSpec, Wait
 from lucius.ports.clock import SystemClock
 from lucius.service import payloads as module
@@ -12,7 +13,7 @@ from lucius.service.errors import RejectCode, Rejected
 from lucius.service.payloads import Payloads
 from lucius.service.protocols import choose_protocol
 
-SHIPPED = Catalog(ProtocolsDir(), MemoryLedger(), SystemClock(), lambda _: [])
+SHIPPED = Catalog(ProtocolsDir(NoTools()), MemoryLedger(), SystemClock(), lambda _: [])
 
 
 def fill(request_type: str, payload: dict[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lucius.adapters import marked
-from lucius.adapters.protocols_dir import ProtocolsDir, read_protocol
+from lucius.adapters.expressions import CelTools
+from lucius.adapters.protocols_dir import ProtocolsDir, read_file, read_protocol
 from lucius.core.protocol import Protocol, digest
 from lucius.ports.errors import ProtocolError
 from lucius.ports.protocols import ProtocolSource
+
+TOOLS = CelTools()
 
 GOOD = """\
 protocol_id: translate
@@ -45,13 +48,13 @@ def write(path: Path, text: str) -> None:
 def refusal(folder: Path, text: str, name: str = "bad.yaml") -> ProtocolError:
     (folder / name).write_text(text)
     with pytest.raises(ProtocolError) as refused:
-        read_protocol(folder / name)
+        read_protocol(folder / name, TOOLS)
     assert refused.value.file == str(folder / name)
     return refused.value
 
 
 def test_the_six_shipped_protocols_load_without_a_problem() -> None:
-    source: ProtocolSource = ProtocolsDir()
+    source: ProtocolSource = ProtocolsDir(TOOLS)
     assert source.problems() == ()
     steps = {protocol.request_type: [step.step_id for step in protocol.steps] for protocol in source.list()}
     assert steps == {
@@ -69,13 +72,13 @@ def test_the_six_shipped_protocols_load_without_a_problem() -> None:
 @pytest.mark.parametrize("arrow", ["→", "->"])
 @pytest.mark.parametrize("request_type", ["OCR_EMBEDDING", "OCR_EMBEDDING_SIS", "EMBEDDING_SIS"])
 def test_the_arrow_spellings_are_aliases(request_type: str, arrow: str) -> None:
-    protocol = ProtocolsDir().resolve(request_type.replace("_", arrow))
+    protocol = ProtocolsDir(TOOLS).resolve(request_type.replace("_", arrow))
     assert protocol is not None
     assert protocol.request_type == request_type
 
 
 def test_adding_a_file_adds_a_request_type_to_a_running_server(tmp_path: Path) -> None:
-    source = ProtocolsDir(tmp_path)
+    source = ProtocolsDir(TOOLS, tmp_path)
     assert source.resolve("TRANSLATE") is None
     assert not source.refresh()
     write(tmp_path / "translate.yaml", GOOD)
@@ -92,17 +95,17 @@ def test_adding_a_file_adds_a_request_type_to_a_running_server(tmp_path: Path) -
 def test_the_newest_version_serves_unless_another_is_asked_for(tmp_path: Path) -> None:
     for version in (3, 1, 2):
         write(tmp_path / f"v{version}.yaml", GOOD.replace("version: 1", f"version: {version}"))
-    source = ProtocolsDir(tmp_path)
+    source = ProtocolsDir(TOOLS, tmp_path)
     versions = [source.resolve("TRANSLATE", version) for version in (None, 1, 2, 3)]
     assert [protocol.version for protocol in versions if protocol] == [3, 1, 2, 3]
     assert source.resolve("TRANSLATE", 4) is None
 
 
 def test_an_operator_replaces_a_shipped_protocol_by_a_higher_version_only(tmp_path: Path) -> None:
-    shipped = ProtocolsDir().resolve("OCR")
+    shipped = ProtocolsDir(TOOLS).resolve("OCR")
     mine = GOOD.replace("TRANSLATE", "OCR").replace("protocol_id: translate", "protocol_id: ocr")
     write(tmp_path / "ocr.yaml", mine)
-    source = ProtocolsDir(tmp_path)
+    source = ProtocolsDir(TOOLS, tmp_path)
     assert source.resolve("OCR") == shipped
     (problem,) = source.problems()
     assert "version 1 of OCR is already given by" in problem.reason
@@ -120,7 +123,7 @@ def test_a_json_file_is_a_protocol_too_and_keeps_its_lines(tmp_path: Path) -> No
     value = marked._read_yaml("x", GOOD).value
     (tmp_path / "p.json").write_text(json.dumps(value, indent="\t"))
     (tmp_path / "p.yaml").write_text(GOOD)
-    assert digest(read_protocol(tmp_path / "p.json")) == digest(read_protocol(tmp_path / "p.yaml"))
+    assert digest(read_protocol(tmp_path / "p.json", TOOLS)) == digest(read_protocol(tmp_path / "p.yaml", TOOLS))
     text = json.dumps({**value, "versoin": 1}, indent="\t")
     refused = refusal(tmp_path, text, "bad.json")
     assert refused.line == next(number for number, line in enumerate(text.splitlines(), 1) if "versoin" in line)
@@ -130,7 +133,7 @@ def test_at_the_start_good_files_load_and_bad_ones_are_listed(tmp_path: Path) ->
     write(tmp_path / "a-bad.yaml", "steps: [")
     write(tmp_path / "b-good.yaml", GOOD)
     write(tmp_path / "c-bad.json", '{"a": 1,\n}')
-    source = ProtocolsDir(tmp_path)
+    source = ProtocolsDir(TOOLS, tmp_path)
     assert source.resolve("TRANSLATE") is not None
     assert [(Path(problem.file).name, problem.line) for problem in source.problems()] == [
         ("a-bad.yaml", 1),
@@ -141,7 +144,7 @@ def test_at_the_start_good_files_load_and_bad_ones_are_listed(tmp_path: Path) ->
 def test_on_reload_the_last_good_version_of_a_bad_file_stays_in_force(tmp_path: Path) -> None:
     file = tmp_path / "translate.yaml"
     write(file, GOOD)
-    source = ProtocolsDir(tmp_path)
+    source = ProtocolsDir(TOOLS, tmp_path)
     before = source.resolve("TRANSLATE")
     write(file, GOOD.replace("timeout_ms: 60000", "timeout_ms: soon"))
     assert source.refresh()
@@ -158,22 +161,22 @@ def test_on_reload_the_last_good_version_of_a_bad_file_stays_in_force(tmp_path: 
 
 def test_a_clash_is_refused_whichever_file_is_changed_last_and_ends_when_the_other_goes(tmp_path: Path) -> None:
     write(tmp_path / "b.yaml", GOOD)
-    source = ProtocolsDir(tmp_path)
+    source = ProtocolsDir(TOOLS, tmp_path)
     write(tmp_path / "a.yaml", GOOD.replace("service: ocr", "service: other"))
     source.refresh()
     (problem,) = source.problems()
     assert problem.file == str(tmp_path / "a.yaml")
-    assert source.resolve("TRANSLATE") == read_protocol(tmp_path / "b.yaml")
+    assert source.resolve("TRANSLATE") == read_protocol(tmp_path / "b.yaml", TOOLS)
     (tmp_path / "b.yaml").unlink()
     source.refresh()
     assert source.problems() == ()
-    assert source.resolve("TRANSLATE") == read_protocol(tmp_path / "a.yaml")
+    assert source.resolve("TRANSLATE") == read_protocol(tmp_path / "a.yaml", TOOLS)
 
 
 def test_a_file_that_turns_into_a_clash_keeps_what_it_said_before(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", GOOD)
     write(tmp_path / "b.yaml", GOOD.replace("version: 1", "version: 2"))
-    source = ProtocolsDir(tmp_path)
+    source = ProtocolsDir(TOOLS, tmp_path)
     write(tmp_path / "b.yaml", GOOD)
     source.refresh()
     assert source.resolve("TRANSLATE", 2) is not None
@@ -190,7 +193,7 @@ def test_a_file_that_turns_into_a_clash_keeps_what_it_said_before(tmp_path: Path
 )
 def test_a_name_stands_for_one_request_type(tmp_path: Path, old: str, new: str, reason: str) -> None:
     write(tmp_path / "p.yaml", GOOD.replace(old, new))
-    source = ProtocolsDir(tmp_path)
+    source = ProtocolsDir(TOOLS, tmp_path)
     assert [problem.reason for problem in source.problems()] == [reason]
     assert source.resolve("TRANSLATE") is None
 
@@ -198,7 +201,7 @@ def test_a_name_stands_for_one_request_type(tmp_path: Path, old: str, new: str, 
 def test_two_versions_of_a_request_type_share_their_protocol_id(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", GOOD)
     write(tmp_path / "b.yaml", GOOD.replace("version: 1", "version: 2").replace("_id: translate\nv", "_id: other\nv"))
-    assert [problem.reason for problem in ProtocolsDir(tmp_path).problems()] == [
+    assert [problem.reason for problem in ProtocolsDir(TOOLS, tmp_path).problems()] == [
         "TRANSLATE already has the protocol_id translate"
     ]
 
@@ -220,7 +223,10 @@ BAD: list[tuple[str, str, int, str]] = [
     ("timeout_ms: 60000", "timeout: 60000", 12, "unknown field timeout at steps.1"),
     ("timeout_ms: 60000", "timeout_ms: 0", 12, "Expected int >= 1"),
     ("timeout_ms: 60000", "timeout_ms: 99999999999999", 12, "Expected int <="),
-    ("timeout_ms: 60000", "kind: wait", 12, "Invalid enum value 'wait'"),
+    ("timeout_ms: 60000", "kind: dance", 12, "Invalid enum value 'dance'"),
+    ("timeout_ms: 60000", "kind: wait", 12, "a wait needs a member wait"),
+    ("timeout_ms: 60000", "on_failure: ocrr", 12, "there is no step ocrr; did you mean ocr?"),
+    ("timeout_ms: 60000", "compensation: {step_id: undo, kind: notify}", 12, "a notify needs a member notify"),
     ("max_attempts: 2", "max_attempts: 0", 14, "Expected int >= 1 at steps.1.retry_policy.max_attempts"),
     ("max_attempts: 2", "max_delay_ms: 10", 14, "max_delay_ms (10) is less than initial_delay_ms (5000)"),
     ("max_attempts: 2", "ack_backoff_ms: [1, -1]", 14, "Expected int >= 0"),
@@ -229,6 +235,9 @@ BAD: list[tuple[str, str, int, str]] = [
     ("type: object", "$ref: https://example.com/schema.json", 15, "is not a JSON Schema"),
     ("type: object", "pattern: '('", 16, "is not a JSON Schema"),
     ("default: en", "default: 7", 18, "the default of to doesn't fit"),
+    ("aliases: [TR]", "input_schema: {type: objekt}", 4, "is not a JSON Schema"),
+    ("aliases: [TR]", "output_schema: {$ref: 'https://example.com/x'}", 4, "is not a JSON Schema"),
+    ("aliases: [TR]", "output_schema: 7", 4, "Expected object, got int at output_schema"),
     ("steps:\n", "steps: [\n", 6, "is not YAML"),
 ]
 
@@ -276,7 +285,7 @@ def test_more_than_two_hundred_steps_are_refused(tmp_path: Path) -> None:
 
     assert "length <= 200" in refusal(tmp_path, steps(201)).reason
     (tmp_path / "ok.yaml").write_text(steps(200))
-    assert len(read_protocol(tmp_path / "ok.yaml").steps) == 200
+    assert len(read_protocol(tmp_path / "ok.yaml", TOOLS).steps) == 200
 
 
 def test_unreadable_files_and_folders_are_problems_not_crashes(tmp_path: Path) -> None:
@@ -287,7 +296,7 @@ def test_unreadable_files_and_folders_are_problems_not_crashes(tmp_path: Path) -
     (tmp_path / ".hidden.yaml").write_text("nonsense: [")
     (tmp_path / "notes.txt").write_text("nonsense: [")
     os.mkfifo(tmp_path / "pipe.yaml")
-    source = ProtocolsDir(tmp_path, tmp_path / "missing")
+    source = ProtocolsDir(TOOLS, tmp_path, tmp_path / "missing")
     reasons = {Path(problem.file).name: problem.reason for problem in source.problems()}
     assert reasons == {
         "binary.yaml": "is not UTF-8 (byte 0)",
@@ -306,7 +315,7 @@ def test_a_schema_from_a_file_is_put_in_place_and_its_change_is_taken_over(tmp_p
     (tmp_path / "schemas").mkdir()
     write(tmp_path / "schemas" / "a.yaml", "type: object\n")
     write(tmp_path / "x.yaml", included("schemas/a.yaml"))
-    source = ProtocolsDir(tmp_path)
+    source = ProtocolsDir(TOOLS, tmp_path)
 
     def schema() -> dict[str, Any]:
         protocol = source.resolve("X")
@@ -322,6 +331,79 @@ def test_a_schema_from_a_file_is_put_in_place_and_its_change_is_taken_over(tmp_p
     assert schema() == {"type": "object", "required": ["b"]}
     (problem,) = source.problems()
     assert (problem.file, problem.line) == (str(tmp_path / "schemas" / "a.yaml"), 2)
+
+
+NESTED = """\
+protocol_id: x
+version: 1
+request_type: X
+input_schema: schemas/a.yaml
+output_schema: schemas/a.yaml
+steps:
+  - step_id: all
+    kind: map
+    map:
+      items: input.pages
+      steps:
+        - step_id: both
+          kind: parallel
+          parallel:
+            branches:
+              left:
+                - step_id: a
+                  step_type: A
+                  service: a
+                  payload_schema: schemas/a.yaml
+  - step_id: b
+    step_type: B
+    service: b
+    compensation:
+      step_id: c
+      step_type: C
+      service: c
+      payload_schema: schemas/a.yaml
+"""
+
+
+def test_schemas_from_files_are_put_in_place_wherever_they_are_named(tmp_path: Path) -> None:
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas" / "a.yaml").write_text("type: object\n")
+    (tmp_path / "x.yaml").write_text(NESTED)
+    protocol = read_protocol(tmp_path / "x.yaml", TOOLS)
+    schemas = [place.spec.payload_schema for place in protocol.plan.places.values() if place.spec.kind == "task"]
+    assert schemas == [{"type": "object"}, {}, {"type": "object"}]
+    assert protocol.input_schema == protocol.output_schema == {"type": "object"}
+
+
+@pytest.mark.parametrize("line", [4, 5, 20, 28])
+def test_a_fault_in_a_schema_is_found_wherever_it_stands(tmp_path: Path, line: int) -> None:
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas" / "a.yaml").write_text("type: object\n")
+    (tmp_path / "schemas" / "b.yaml").write_text("type: object\nrequired: 7\n")
+    lines = NESTED.splitlines()
+    start, _, _ = lines[line - 1].partition(": ")
+    assert refusal(tmp_path, "\n".join([*lines[: line - 1], f"{start}: {{required: 7}}", *lines[line:]])).line == line
+    (tmp_path / "bad.yaml").write_text("\n".join([*lines[: line - 1], f"{start}: schemas/b.yaml", *lines[line:]]))
+    with pytest.raises(ProtocolError) as refused:
+        read_protocol(tmp_path / "bad.yaml", TOOLS)
+    assert (refused.value.file, refused.value.line) == (str(tmp_path / "schemas" / "b.yaml"), 2)
+    assert refusal(tmp_path, "\n".join([*lines[: line - 1], f"{start}: schemas/no.yaml", *lines[line:]])).line == line
+
+
+def test_an_expression_that_reads_what_is_not_there_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas" / "a.yaml").write_text("type: object\n")
+    refused = refusal(tmp_path, NESTED.replace("items: input.pages", "items: inputs.pages"))
+    assert refused.line == 10
+    assert refused.reason == "there is nothing called inputs here; did you mean input?"
+
+
+def test_what_is_only_worth_a_warning_is_told_and_the_protocol_serves(tmp_path: Path) -> None:
+    write(tmp_path / "x.yaml", GOOD + "  - step_id: sign\n    kind: wait\n    wait: {signal: signed}\n")
+    file = read_file(tmp_path / "x.yaml", TOOLS)
+    assert file.line == 3
+    assert [(warning.line, "without timeout_ms" in warning.reason) for warning in file.warnings] == [(19, True)]
+    assert read_file(tmp_path / "x.yaml", TOOLS).protocol == ProtocolsDir(TOOLS, tmp_path).resolve("TRANSLATE")
 
 
 @pytest.mark.parametrize("name", ["../secret.yaml", "/etc/passwd", "schemas/../../x.yaml", "a.yaml", "schemas/no.yaml"])
@@ -342,12 +424,12 @@ def test_a_schema_never_reaches_outside_for_another(tmp_path: Path) -> None:
 
 def test_a_date_in_yaml_is_plain_text(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(GOOD + "title: 2024-01-01\n")
-    assert read_protocol(tmp_path / "x.yaml").title == "2024-01-01"
+    assert read_protocol(tmp_path / "x.yaml", TOOLS).title == "2024-01-01"
 
 
 def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a.yaml", GOOD)
-    source = ProtocolsDir(tmp_path)
+    source = ProtocolsDir(TOOLS, tmp_path)
     reads: list[Path] = []
     original = marked.read
 
@@ -367,4 +449,4 @@ def test_no_content_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, 
     file = tmp_path_factory.getbasetemp() / "any.yaml"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ProtocolError):
-        read_protocol(file)
+        read_protocol(file, TOOLS)

@@ -6,6 +6,8 @@ said then stays in force until it is mended or removed.
 
     payload_schema: {...}               a JSON Schema in place
     payload_schema: schemas/ocr.yaml    or in a file below the folder, put in place when the protocol is read
+
+The same goes for input_schema and output_schema.
 """
 
 import os
@@ -19,13 +21,17 @@ from msgspec import Struct
 
 from lucius.adapters import marked
 from lucius.adapters.marked import Marked
+from lucius.core.check import check_protocol
+from lucius.core.check_sites import lay_out
 from lucius.core.protocol import Protocol, payload_defaults
+from lucius.core.tools import Tools
 from lucius.ports.errors import ProtocolError
 
 SHIPPED = Path(__file__).parent.parent / "protocols"
 SUFFIXES = (".yaml", ".yml", ".json")
 
 Signature = tuple[int, int, int, int]
+Where = tuple[str | int, ...]
 
 
 class _File(Struct):
@@ -40,7 +46,8 @@ class _File(Struct):
 class ProtocolsDir:
     """A ProtocolSource over folders. Loads at once; `refresh` looks for changes."""
 
-    def __init__(self, *folders: Path, shipped: bool = True) -> None:
+    def __init__(self, tools: Tools, *folders: Path, shipped: bool = True) -> None:
+        self._tools = tools
         self._folders = ([SHIPPED] if shipped else []) + list(folders)
         self._seen: dict[Path, Signature] = {}
         self._files: dict[Path, _File] = {}
@@ -71,7 +78,7 @@ class ProtocolsDir:
         read_all = any(path.parent not in self._folders for path in changed)
         protocols = [path for path in seen if path.parent in self._folders]
         self._files = {
-            path: _read_again(self._files.get(path), path)
+            path: _read_again(self._files.get(path), path, self._tools)
             if read_all or path in changed or path not in self._files
             else self._files[path]
             for path in protocols
@@ -103,10 +110,11 @@ def _signatures(folder: Path) -> Iterator[tuple[Path, Signature]]:
             yield Path(entry.path), (info.st_mtime_ns, info.st_ctime_ns, info.st_size, info.st_ino)
 
 
-def _read_again(before: _File | None, path: Path) -> _File:
+def _read_again(before: _File | None, path: Path, tools: Tools) -> _File:
     file = _File(good=before.good if before else None)
     try:
-        file.candidate, file.line = _read(path)
+        read = read_file(path, tools)
+        file.candidate, file.line = read.protocol, read.line
     except ProtocolError as problem:
         file.problem = problem
     if file.candidate == file.good:  # the same object again, so that what is cached for it stays cached
@@ -180,58 +188,88 @@ class _Index:
         self._paths[kind, protocol.version] = path
 
 
-def read_protocol(path: Path) -> Protocol:
+class ProtocolFile(Struct, frozen=True):
+    """A protocol, the line that names it, and what its author should know although nothing is wrong."""
+
+    protocol: Protocol
+    line: int
+    warnings: tuple[ProtocolError, ...]
+
+
+def read_protocol(path: Path, tools: Tools) -> Protocol:
     """One file as a protocol. Raises ProtocolError with file, line and reason."""
-    return _read(path)[0]
+    return read_file(path, tools).protocol
 
 
-def _read(path: Path) -> tuple[Protocol, int]:
-    """The protocol, and the line that names it."""
+def read_file(path: Path, tools: Tools) -> ProtocolFile:
+    """Raises ProtocolError with file, line and reason."""
     source = marked.read(path)
-    schemas = _include_schemas(source, path.parent)
+    included = _include_schemas(source, path.parent)
     protocol = source.convert(Protocol)
-    _check_steps(source, protocol)
-    for index, spec in enumerate(protocol.steps):
-        included = schemas.get(index)
-        _check_schema(included or source, spec.payload_schema, () if included else ("steps", index, "payload_schema"))
-    return protocol, source.line("request_type")
+    findings = check_protocol(protocol, tools)
+    for finding in findings:
+        if finding.fatal:
+            raise source.error(finding.reason, finding.path)
+    for where, schema in _schemas(protocol):
+        _check_schema(included.get(where, source), schema, () if where in included else where)
+    warnings = tuple(source.error(finding.reason, finding.path) for finding in findings)
+    return ProtocolFile(protocol, source.line("request_type"), warnings)
 
 
-def _include_schemas(source: Marked, folder: Path) -> dict[int, Marked]:
-    """Put schemas that are named by file in place; answers them by step, for the lines of their faults."""
+def _schemas(protocol: Protocol) -> Iterator[tuple[Where, dict[str, Any]]]:
+    yield ("input_schema",), protocol.input_schema
+    yield ("output_schema",), protocol.output_schema
+    for site in lay_out(protocol).sites:
+        yield (*site.path, "payload_schema"), site.spec.payload_schema
+
+
+def _include_schemas(source: Marked, folder: Path) -> dict[Where, Marked]:
+    """Put schemas that are named by file in place; answers them by their place, for the lines of their faults."""
     included = {}
-    steps = source.value.get("steps") if isinstance(source.value, dict) else None
-    for index, step in enumerate(steps if isinstance(steps, list) else ()):
-        name = step.get("payload_schema") if isinstance(step, dict) else None
+    for where, holder in _holders(source.value):
+        name = holder.get(str(where[-1]))
         if not isinstance(name, str):
             continue
-        where = ("steps", index, "payload_schema")
         path = folder / "schemas" / Path(name).name
         if name != f"schemas/{path.name}" or path.suffix not in SUFFIXES:
-            raise source.error(
-                f"payload_schema must be a JSON Schema or name a file as in schemas/x.yaml: {name}", where
-            )
+            reason = f"{where[-1]} must be a JSON Schema or name a file as in schemas/x.yaml: {name}"
+            raise source.error(reason, where)
         if not path.is_file():
             raise source.error(f"there is no file {path}", where)
-        included[index] = marked.read(path)
-        step["payload_schema"] = included[index].value
+        included[where] = marked.read(path)
+        holder[str(where[-1])] = included[where].value
     return included
 
 
-def _check_steps(source: Marked, protocol: Protocol) -> None:
-    first: dict[str, int] = {}
-    for index, spec in enumerate(protocol.steps):
-        where = ("steps", index)
-        if spec.step_id in first:
-            raise source.error(f"the step id {spec.step_id} is used twice", (*where, "step_id"))
-        first[spec.step_id] = index
-        retry = spec.retry_policy
-        if retry.max_delay_ms < retry.initial_delay_ms:
-            reason = f"max_delay_ms ({retry.max_delay_ms}) is less than initial_delay_ms ({retry.initial_delay_ms})"
-            raise source.error(reason, (*where, "retry_policy", "max_delay_ms"))
+def _holders(document: Any) -> Iterator[tuple[Where, dict[str, Any]]]:
+    """Everything in a document, which may be no protocol at all, that can have a schema, and where the schema is."""
+    if isinstance(document, dict):
+        yield ("input_schema",), document
+        yield ("output_schema",), document
+        yield from _steps_in(document.get("steps"), ("steps",))
 
 
-def _check_schema(source: Marked, schema: dict[str, Any], where: tuple[str | int, ...]) -> None:
+def _steps_in(steps: Any, at: Where) -> Iterator[tuple[Where, dict[str, Any]]]:
+    for index, step in enumerate(steps if isinstance(steps, list) else ()):
+        yield from _step_at(step, (*at, index))
+
+
+def _step_at(step: Any, at: Where) -> Iterator[tuple[Where, dict[str, Any]]]:
+    if not isinstance(step, dict):
+        return
+    yield (*at, "payload_schema"), step
+    yield from _step_at(step.get("compensation"), (*at, "compensation"))
+    yield from _steps_in(_member(step.get("map"), "steps"), (*at, "map", "steps"))
+    branches = _member(step.get("parallel"), "branches")
+    for name, steps in branches.items() if isinstance(branches, dict) else ():
+        yield from _steps_in(steps, (*at, "parallel", "branches", name))
+
+
+def _member(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _check_schema(source: Marked, schema: dict[str, Any], where: Where) -> None:
     """The schema must compile without fetching anything, and its own defaults must satisfy it."""
     try:
         validator = jsonschema_rs.validator_for(schema, offline=True)

@@ -1,8 +1,9 @@
 """Commands about protocols: looking at them, checking files, and what becomes of a version."""
 
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import msgspec
@@ -13,9 +14,12 @@ from lucius.cli.client import Client
 from lucius.cli.connection import connection
 from lucius.cli.errors import Misused, Unsuccessful, guarded, run
 from lucius.cli.jobs import ApiKey, AsJson, Url
+from lucius.cli.protocol_files import read_file
 from lucius.contract_protocols import ProtocolDiff, ProtocolList, ProtocolVersionList, ProtocolView
-from lucius.core.protocol import Protocol
 from lucius.ports.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from lucius.adapters.protocols_dir import ProtocolFile
 
 RequestType = Annotated[str, typer.Argument(help="Such as OCR_EMBEDDING_SIS, or an alias")]
 Version = Annotated[int, typer.Argument(min=1)]
@@ -114,7 +118,7 @@ def create_draft(
     api_key: ApiKey = None,
 ) -> None:
     """Keep a file as a draft on the server, or replace the draft of that version."""
-    document = guarded(lambda: msgspec.to_builtins(_require(_read(file))))
+    document = guarded(lambda: msgspec.to_builtins(read_file(file).protocol))
 
     async def work() -> None:
         async with Client(connection(ctx, url, api_key)) as client:
@@ -244,12 +248,6 @@ def _successor(given: str) -> dict[str, Any]:
     return {**({"request_type": name} if name else {}), **({"version": int(number)} if number else {})}
 
 
-def _require(outcome: Protocol | ProtocolError) -> Protocol:
-    if isinstance(outcome, ProtocolError):
-        raise outcome
-    return outcome
-
-
 @protocols.command("validate")
 def validate(
     files: Annotated[list[Path], typer.Argument(help="YAML or JSON files, one protocol version in each")],
@@ -261,7 +259,8 @@ def validate(
         render.print_json({"files": [_as_json(path, outcome) for path, outcome in zip(files, found, strict=True)]})
     else:
         for path, outcome in zip(files, found, strict=True):
-            typer.echo(_as_line(path, outcome))
+            for line in _as_lines(path, outcome):
+                typer.echo(line)
     bad = sum(isinstance(outcome, ProtocolError) for outcome in found)
     if bad:
         guarded(lambda: _refuse(f"{bad} of {render.plural(len(files), 'file')} would be refused"))
@@ -271,29 +270,27 @@ def _refuse(message: str) -> None:
     raise Unsuccessful(message)
 
 
-def _read(path: Path) -> Protocol | ProtocolError:
-    from lucius.adapters.protocols_dir import read_protocol  # noqa: PLC0415 - compiles schemas, which others need not
-
+def _read(path: Path) -> "ProtocolFile | ProtocolError":
     try:
-        return read_protocol(path)
+        return read_file(path)
     except ProtocolError as error:
         return error
 
 
-def _as_line(path: Path, outcome: Protocol | ProtocolError) -> str:
-    match outcome:
-        case ProtocolError():
-            return str(outcome) if outcome.file else f"{path}: {outcome.reason}"
-        case Protocol():
-            steps = render.plural(len(outcome.steps), "step")
-            return f"{path}: good ({outcome.request_type} version {outcome.version}, {steps})"
+def _as_lines(path: Path, outcome: "ProtocolFile | ProtocolError") -> Iterator[str]:
+    if isinstance(outcome, ProtocolError):
+        yield str(outcome) if outcome.file else f"{path}: {outcome.reason}"
+        return
+    protocol = outcome.protocol
+    steps = render.plural(len(protocol.steps), "step")
+    yield f"{path}: good ({protocol.request_type} version {protocol.version}, {steps})"
+    yield from (f"note: {warning}" for warning in outcome.warnings)
 
 
-def _as_json(path: Path, outcome: Protocol | ProtocolError) -> dict[str, object]:
-    match outcome:
-        case ProtocolError():
-            file = outcome.file or str(path)
-            return {"file": file, "valid": False, "line": outcome.line, "reason": outcome.reason}
-        case Protocol():
-            named = {"request_type": outcome.request_type, "version": outcome.version}
-            return {"file": str(path), "valid": True, **named}
+def _as_json(path: Path, outcome: "ProtocolFile | ProtocolError") -> dict[str, object]:
+    if isinstance(outcome, ProtocolError):
+        file = outcome.file or str(path)
+        return {"file": file, "valid": False, "line": outcome.line, "reason": outcome.reason}
+    named = {"request_type": outcome.protocol.request_type, "version": outcome.protocol.version}
+    warnings = [{"line": warning.line, "reason": warning.reason} for warning in outcome.warnings]
+    return {"file": str(path), "valid": True, **named, "warnings": warnings}

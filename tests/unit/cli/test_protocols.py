@@ -58,6 +58,23 @@ def test_a_bad_file_is_told_with_line_and_reason(tmp_path: Path) -> None:
     assert (told["valid"], told["line"]) == (False, 6)
 
 
+def test_a_warning_is_a_note_and_no_refusal(tmp_path: Path) -> None:
+    file = tmp_path / "wait.yaml"
+    file.write_text(
+        "protocol_id: x\nversion: 1\nrequest_type: X\nsteps:\n"
+        "  - step_id: a\n    kind: wait\n    wait: {signal: signed}\n"
+    )
+    result = lucius("protocols", "validate", str(file))
+    assert result.exit_code == 0
+    good, note = result.stdout.splitlines()
+    assert good == f"{file}: good (X version 1, 1 step)"
+    assert note.startswith(f"note: {file}:5: a waits for a signal without timeout_ms")
+    told = json.loads(lucius("protocols", "validate", str(file), "--json").stdout)["files"][0]
+    assert told["valid"] is True
+    (warning,) = told["warnings"]
+    assert warning["line"] == 5
+
+
 def test_the_demos_own_protocol_is_valid() -> None:
     path = files("lucius.cli.demo") / "demo_review.yaml"
     assert lucius("protocols", "validate", str(path)).exit_code == 0
