@@ -181,8 +181,8 @@ def _is_fine(answer: Answer) -> bool:
 
 
 def _by_status(answer: Answer, request: Request, what: str = "") -> _Said:
-    """By the table of statuses. A problem document may bring its own code."""
-    told = answer.body.get("code") if _is_problem(answer) else None
+    """By the table of statuses. A JSON body may bring its own code, as a problem document does."""
+    told = answer.body.get("code") if isinstance(answer.body, dict) else None
     code = told if isinstance(told, str) and _CODE.fullmatch(told) else f"HTTP_{answer.status}"
     return _failure(answer, request, class_of_status(answer.status, code), code, what)
 
