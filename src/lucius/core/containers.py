@@ -15,7 +15,7 @@ from lucius.core.model import (
     StepStatus,
     Token,
 )
-from lucius.core.protocol import MAX_ITEMS, Parallel, Place, StepSpec, at_items, items_of, spec_id
+from lucius.core.protocol import FAIL, MAX_ITEMS, Parallel, Place, StepSpec, at_items, items_of, spec_id
 from lucius.core.steps import new_step
 from lucius.core.tools import ToolError
 from lucius.core.values import evaluate, too_large
@@ -165,7 +165,7 @@ def _join(draft: Draft, scope: Scope) -> None:
     step = draft.find(container)
     assert step is not None, "a scope has a container"
     del draft.scopes[container]
-    outcomes = [_outcome(last) for last in lasts]
+    outcomes = [_outcome(draft, last) for last in lasts]
     result: dict[str, Any] = {"total": scope.total, "succeeded": scope.succeeded, "failed": scope.failed}
     if spec.parallel is not None:
         result["branches"] = dict(zip(spec.parallel.branches, outcomes, strict=True))
@@ -178,7 +178,7 @@ def _join(draft: Draft, scope: Scope) -> None:
 
 
 def _last_steps(draft: Draft, spec: StepSpec, container: str, branches: list[Token]) -> list[Step | None]:
-    """For each branch or item the step whose result it came to."""
+    """For each branch or item the step that it ended with."""
     bodies = [spec.map.steps] * len(branches) if spec.map is not None else list(_parallel(spec).branches.values())
     inside = [
         [at_items(inner.step_id, token.items) for inner in body] for token, body in zip(branches, bodies, strict=True)
@@ -190,18 +190,17 @@ def _last_steps(draft: Draft, spec: StepSpec, container: str, branches: list[Tok
 def _last(draft: Draft, step_ids: list[str]) -> Step | None:
     run_no = draft.job.run_no
     found = [s for s in map(draft.find, step_ids) if s is not None and s.closes and s.run_no == run_no]
-    if not found:
-        return None
-    last = max(found, key=lambda step: (step.completed_at or 0, step.index))
-    if last.status is StepStatus.FAILED_FINAL or last.kind not in ("decision", "notify"):
-        return last
-    return draft.current(last.before) if last.before is not None else None
+    return max(found, key=lambda step: (step.completed_at or 0, step.index), default=None)
 
 
-def _outcome(step: Step | None) -> dict[str, Any]:
-    if step is None:
+def _outcome(draft: Draft, last: Step | None) -> dict[str, Any]:
+    """What a branch or item came to. Its flow says whether it failed, which its last step may have done or not."""
+    failed = last is not None and last.status is StepStatus.FAILED_FINAL
+    if last is not None and last.closes == FAIL:
+        error = last.last_error if failed and last.last_error else flow.said_so(last)
+        return {"status": str(StepStatus.FAILED_FINAL), "error": {"code": error.code, "message": error.message}}
+    if last is not None and (failed or last.kind in flow.SAYS_NOTHING):
+        last = draft.current(last.before) if last.before is not None else None
+    if last is None:
         return {"status": str(StepStatus.SUCCEEDED), "result": None}
-    if step.status is StepStatus.FAILED_FINAL:
-        error = step.last_error or ErrorInfo("FAILED")
-        return {"status": str(step.status), "error": {"code": error.code, "message": error.message}}
-    return {"status": str(StepStatus.SUCCEEDED), "result": step.result, "artifact_refs": step.artifact_refs}
+    return {"status": str(StepStatus.SUCCEEDED), "result": last.result, "artifact_refs": last.artifact_refs}

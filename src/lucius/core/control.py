@@ -288,6 +288,7 @@ def _run_from_done(
     nested = place.container is not None
     start = draft.protocol.plan.ancestor(old.step_id)
     _open_run(draft, start, asked, act)
+    old = old if nested else replace(old, visit=1)
     attempt = _adopted(draft, old, adopted_from)
     done = replace(
         old,

@@ -26,8 +26,7 @@ def begin(draft: Draft, place: Place, token: Token) -> None:
     draft.start_step(done)
     draft.emit("STEP_SUCCEEDED", done, then=target)
     if target == FAIL:
-        said = ErrorInfo("DECIDED_TO_FAIL", f"decision {place.spec.step_id} chose to fail")
-        failure = Failure(done.step_id, said, FailureClass.NON_RETRYABLE)
+        failure = Failure(done.step_id, flow.said_so(done), FailureClass.NON_RETRYABLE)
         draft.change_job(failure=failure)
         flow.go(draft, done, FAIL, failure=failure)
     else:

@@ -20,7 +20,7 @@ from lucius.core.protocol import FAIL, SUCCEED, Place, at_items, items_of, spec_
 
 UNDO = "UNDO"  # where a failure leads that needs compensation
 UNDONE, NOT_UNDONE = "UNDONE", "NOT_UNDONE"  # and where its handlers do
-_SAYS_NOTHING = frozenset({"decision", "notify"})  # kinds whose result is not what a flow has come to
+SAYS_NOTHING = frozenset({"decision", "notify"})  # kinds whose result is not what a flow has come to
 
 
 def place_of(draft: Draft, step: Step) -> Place:
@@ -64,6 +64,13 @@ def chosen(draft: Draft, step: Step) -> str | None:
     return there.spec.step_id
 
 
+def said_so(step: Step) -> ErrorInfo:
+    """Why a flow failed whose last step did not."""
+    if step.kind == "decision":
+        return ErrorInfo("DECIDED_TO_FAIL", f"decision {spec_id(step.step_id)} chose to fail")
+    return ErrorInfo("FAILED", f"the protocol says so after step {spec_id(step.step_id)}")
+
+
 def failed(draft: Draft, step: Step, failure: Failure) -> None:
     """The step failed for good: on to its failure or timeout path, or its flow fails."""
     place = place_of(draft, step)
@@ -81,8 +88,8 @@ _TIMEOUTS = frozenset({AttemptOutcome.ACK_TIMEOUT, AttemptOutcome.LEASE_EXPIRED,
 def go(draft: Draft, step: Step, target: str, *, failure: Failure | None = None, keeps: bool = False) -> None:
     container = container_of(draft, step)
     if container is not None and target in (SUCCEED, FAIL):
-        step = draft.change_step(step, closes=True)
-    says = step.status is not StepStatus.FAILED_FINAL and step.kind not in _SAYS_NOTHING
+        step = draft.change_step(step, closes=target)
+    says = step.status is not StepStatus.FAILED_FINAL and step.kind not in SAYS_NOTHING
     draft.ready.append(
         Token(
             target,

@@ -254,7 +254,7 @@ class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
     guard_request: Request | None = None
     items: list[Any] | None = None
     before: str | None = None
-    closes: bool = False
+    closes: str | None = None
     run_no: int = 1
     undone: bool = False
 

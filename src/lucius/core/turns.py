@@ -121,7 +121,7 @@ def _soon(draft: Draft, token: Token) -> list[str]:
 
 
 def _keep(draft: Draft, old: Step) -> None:
-    kept = draft.change_step(old, run_no=draft.job.run_no)
+    kept = draft.change_step(old, run_no=draft.job.run_no, visit=1)
     flow.succeeded(draft, kept, flow.chosen(draft, kept), keeps=True)
 
 

@@ -83,8 +83,10 @@ class Life:
 
 def _is_new(before: Step, step: Step) -> bool:
     """Another visit, another run that does it again, or another go at a handler; not an adopted or a kept result."""
-    if before.status not in TERMINAL_STEP or step.attempt.attempt_no == before.attempt.attempt_no:
+    if step.attempt.attempt_no == before.attempt.attempt_no:
         return False
+    if before.status not in TERMINAL_STEP:  # it may have ended and begun again in one decision
+        return (step.run_no, step.visit) != (before.run_no, before.visit)
     return step.attempt.adopted_from is None and step.status is not StepStatus.SKIPPED
 
 
@@ -96,8 +98,9 @@ def _check_change(before: Step, step: Step, decision: Decision) -> None:
         return
     if step.attempt.attempt_no == before.attempt.attempt_no:  # kept from an earlier run, or undone
         assert step.run_no > before.run_no or step.undone > before.undone
-        same = {"run_no": before.run_no, "updated_at": before.updated_at, "undone": before.undone}
-        assert replace(step, **same) == before, f"{step.step_id} left {before.status}"
+        same = replace(step, run_no=before.run_no, updated_at=before.updated_at, undone=before.undone)
+        same = replace(same, visit=before.visit, closes=before.closes)
+        assert same == before, f"{step.step_id} left {before.status}"
         return
     again = (step.run_no, step.visit) > (before.run_no, before.visit)
     handler = decision.protocol.plan.places[spec_id(step.step_id)].handler_of is not None

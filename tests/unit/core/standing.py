@@ -80,7 +80,8 @@ def _check_step(at: Standing, step: Step, env: Env) -> None:
     assert (step.retry_at is not None) is (step.status is StepStatus.FAILED_RETRY)
     assert step.attempt.claimed_at is None or step.status is StepStatus.DISPATCHING
     assert step.attempt.idempotency_key == step.idempotency_key
-    assert step.attempt.visit == step.visit
+    kept = step.attempt.run_no < step.run_no
+    assert step.visit == (1 if kept else step.attempt.visit), "a run counts visits anew, also of what it keeps"
     if step.wake_at is not None:
         assert step.status in (StepStatus.WAITING, StepStatus.AWAITING_APPROVAL)
     spec = at.protocol.plan.places[spec_id(step.step_id)].spec

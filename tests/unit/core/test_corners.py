@@ -1,16 +1,19 @@
 """Corners where two things meet: rare in one story, found by many random ones."""
 
+from typing import Any
+
 from lucius.core.decision import Applied
 from lucius.core.model import FailureClass, JobStatus, ReviewStatus, StepStatus
+from lucius.core.protocol import StepSpec
 from tests.unit.core.acts import code_of
 from tests.unit.core.builders import MINUTE, Story
-from tests.unit.core.shapes import parallel, protocol, risky, task, undone_by
+from tests.unit.core.shapes import approval, decision, each, parallel, protocol, risky, task, undone_by
 
 HALF_DONE = FailureClass.COMPENSATION_REQUIRED
 
 
-def started(*steps: object, **policies: object) -> Story:
-    story = Story(protocol(*steps, **policies))  # type: ignore[arg-type]
+def started(*steps: StepSpec, payload: dict[str, Any] | None = None, **policies: Any) -> Story:
+    story = Story(protocol(*steps, **policies), payload=payload)
     story.submit()
     story.start()
     return story
@@ -103,3 +106,55 @@ def test_a_resume_after_a_downtime_gives_an_overdue_attempt_a_fresh_period() -> 
     story.wait(5 * MINUTE).resume()
     assert story.status_of("scan") is StepStatus.PROCESSING
     assert story.attempt.lease_expires_at == story.now + MINUTE
+
+
+# How a branch ended
+
+
+def outcomes(story: Story) -> list[str]:
+    return [branch["status"] for branch in story.steps["both"].result["branches"].values()]
+
+
+def test_a_branch_whose_failed_step_leads_to_success_has_succeeded() -> None:
+    story = started(parallel("both", approval("ask", on_failure="SUCCEED"), task("scan"), join="collect"))
+    story.reject("ask")
+    story.succeed(story.lease_of("scan"))
+    assert outcomes(story) == ["SUCCEEDED", "SUCCEEDED"]
+    assert story.steps["both"].result["succeeded"] == 2
+
+
+def test_a_branch_that_decides_to_fail_has_failed_and_says_so() -> None:
+    story = started(parallel("both", decision("judge", {"True": "FAIL"}), task("scan"), join="collect"))
+    story.succeed(story.lease_of("scan"))
+    assert outcomes(story) == ["FAILED_FINAL", "SUCCEEDED"]
+    assert story.steps["both"].result["branches"]["b0"]["error"]["code"] == "DECIDED_TO_FAIL"
+
+
+def test_an_item_whose_last_step_leads_to_failure_has_failed_though_the_step_did_not() -> None:
+    story = started(each("both", "[1]", task("scan", on_success="FAIL"), join="collect"))
+    story.succeed(story.lease_of("scan.0"))
+    (item,) = story.steps["both"].result["items"]
+    assert (item["status"], item["error"]["code"]) == ("FAILED_FINAL", "FAILED")
+
+
+# Visits
+
+
+def looping() -> Story:
+    """A scan that is repeated until a check is content, twice at most."""
+    again = decision("judge", {"steps.check.result == 'bad'": "scan"}, otherwise="SUCCEED")
+    story = started(task("scan", max_visits=2), task("check"), again)
+    for _ in range(2):
+        story.succeed()
+        story.succeed(result="bad")
+    assert story.job.error is not None
+    assert story.job.error.code == "VISIT_LIMIT"
+    return story
+
+
+def test_a_new_run_counts_visits_from_the_start_also_of_what_a_person_skipped() -> None:
+    story = looping()
+    story.skip(result="by hand")
+    story.succeed(result="bad")
+    assert (story.job.run_no, story.job.active) == (2, ("scan",))
+    assert story.step.visit == 2
