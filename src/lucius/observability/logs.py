@@ -19,6 +19,23 @@ TOLD = {
     "JOB_FAILED_FINAL": "warning",
     "JOB_CANCELLED": "info",
     "CANCEL_REQUESTED": "info",
+    "JOB_PAUSED": "info",
+    "JOB_RESUMED": "info",
+    "JOB_HELD": "warning",
+    "RUN_STARTED": "info",
+    "SIGNAL_RECEIVED": "info",
+    "STEP_APPROVED": "info",
+    "STEP_REJECTED": "info",
+    "STEP_SKIPPED": "info",
+    "RESULT_ADOPTED": "info",
+    "REVIEW_OPENED": "warning",
+    "REVIEW_CLOSED": "info",
+    "COMPENSATION_REQUESTED": "info",
+    "COMPENSATION_STARTED": "warning",
+    "COMPENSATION_RESUMED": "info",
+    "COMPENSATION_HALTED": "error",
+    "COMPENSATION_COMPLETED": "info",
+    "STEP_COMPENSATED": "info",
     "STEP_RETRY_SCHEDULED": "warning",
     "STEP_FAILED": "warning",
     "DEADLINE_EXTENDED": "info",
@@ -26,7 +43,24 @@ TOLD = {
     "HANDOVER_FAILED": "warning",
 }
 
-SHOWN = ("cause", "error_code", "disposition", "by")
+# Never a reason or a comment: people write what they like.
+SHOWN = (
+    "cause",
+    "failure_class",
+    "error_code",
+    "disposition",
+    "by",
+    "act",
+    "run_no",
+    "from_step",
+    "review_id",
+    "kind",
+    "status",
+    "name",
+    "of",
+    "handler",
+    "adopted_from",
+)
 
 
 def configure_logging(level: str, format_: str, stream: TextIO = sys.stderr) -> None:
@@ -59,7 +93,7 @@ def log_decision(decision: Decision) -> None:
         job = decision.job
         fields = {key: event.data[key] for key in SHOWN if key in event.data}
         if event.step_id is not None:
-            fields |= {"step_id": event.step_id, "attempt_no": event.attempt_no}
+            fields |= {"step_id": event.step_id, "attempt_no": event.attempt_no, **_key(decision, event.step_id)}
         getattr(log, level)(
             event.type,
             job_id=job.job_id,
@@ -67,3 +101,9 @@ def log_decision(decision: Decision) -> None:
             correlation_id=job.command.correlation_id,
             **fields,
         )
+
+
+def _key(decision: Decision, step_id: str) -> dict[str, str]:
+    """The step's idempotency key, by which its side effects are found elsewhere."""
+    key = next((step.idempotency_key for step in decision.steps if step.step_id == step_id), None)
+    return {"idempotency_key": key} if key else {}

@@ -1,13 +1,18 @@
 """Prometheus metrics. Labels are small sets: request types, services, causes; never tenants or jobs."""
 
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from lucius.core.decision import Decision
-from lucius.core.model import TERMINAL_JOB, AttemptOutcome
+from lucius.core.model import TERMINAL_JOB, TERMINAL_STEP, AttemptOutcome, Event, Millis, ReviewKind, Step
 from lucius.ports.clock import Clock
-from lucius.ports.ledger import Reader
+from lucius.ports.ledger import Reader, ReviewReader
+
+
+class Readers(Reader, ReviewReader, Protocol):
+    """All that the gauges are read from."""
+
 
 STEP_BUCKETS = (0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600)
 LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600)
@@ -33,7 +38,7 @@ class Children(Generic[T]):
 
 
 class Metrics:
-    def __init__(self, reader: Reader, clock: Clock) -> None:
+    def __init__(self, reader: Readers, clock: Clock) -> None:
         self._reader = reader
         self._clock = clock
         self.registry = registry = CollectorRegistry()
@@ -47,6 +52,11 @@ class Metrics:
         self.accepted = counter("lucius_jobs_accepted", "Jobs accepted", "request_type")
         self.ended = counter("lucius_jobs_ended", "Jobs ended", "request_type", "outcome")
         self.retries = counter("lucius_step_retries", "Retries scheduled", "service", "cause")
+        self.classes = counter("lucius_step_retries_by_class", "Retries scheduled", "failure_class")
+        self.failures = counter("lucius_step_failures", "Steps that failed for good", "step_type", "failure_class")
+        self.runs = counter("lucius_runs_started", "New runs of jobs that had ended", "act")
+        self.acts = counter("lucius_review_acts", "Acts on review items", "act")
+        self.votes = counter("lucius_votes", "Approvals and rejections by people", "vote")
         self.callbacks = counter("lucius_callbacks", "Callbacks", "type", "disposition")
         self.sweeps = counter("lucius_sweeper_actions", "Jobs moved by the sweeper", "action")
         self.loop_failures = counter("lucius_loop_failures", "Failed turns of a loop", "loop")
@@ -54,6 +64,9 @@ class Metrics:
         self.job_seconds = histogram("lucius_job_seconds", "Acceptance to end", STEP_BUCKETS, "request_type")
         self.step_seconds = histogram(
             "lucius_step_seconds", "From an attempt's hand-over to its end", STEP_BUCKETS, "service", "outcome"
+        )
+        self.step_type_seconds = histogram(
+            "lucius_step_duration_seconds", "From a step's turn to its end, with its retries", STEP_BUCKETS, "step_type"
         )
         self.dispatch_lag = histogram(
             "lucius_dispatch_lag_seconds", "From an attempt being recorded to its hand-over", LAG_BUCKETS, "service"
@@ -65,6 +78,9 @@ class Metrics:
         self.inflight = Gauge("lucius_jobs_inflight", "Jobs not yet ended", registry=registry)
         self.unacked = Gauge("lucius_unacked", "Directives handed over, not picked up", ["service"], registry=registry)
         self.backlog = Gauge("lucius_outbox_pending", "Outbox rows that wait", ["service"], registry=registry)
+        self.open_reviews = Gauge(
+            "lucius_reviews_open", "Review items that wait for a person", ["kind"], registry=registry
+        )
         self.oldest = Gauge("lucius_outbox_oldest_seconds", "Age of the oldest one", registry=registry)
 
     def committed(self, decision: Decision) -> None:
@@ -75,27 +91,45 @@ class Metrics:
         if job.status in TERMINAL_JOB and job.completed_at == job.updated_at and decision.counters:
             self.ended(job.command.request_type, job.status).inc()
             self.job_seconds(job.command.request_type).observe((job.updated_at - job.created_at) / 1000)
-        services = {step.step_id: step.service for step in decision.steps}
+        steps = {step.step_id: step for step in decision.steps}
         for event in decision.events:
-            if event.type == "STEP_RETRY_SCHEDULED":
-                self.retries(services[event.step_id or ""], event.data["cause"]).inc()
-            elif event.type.startswith("CALLBACK_"):
-                self.callbacks(event.type.removeprefix("CALLBACK_"), event.data["disposition"]).inc()
-        self._attempts(decision, services)
+            self._happened(event, steps)
+        self._attempts(decision, steps)
 
-    def _attempts(self, decision: Decision, services: dict[str, str]) -> None:
+    def _happened(self, event: Event, steps: dict[str, Step]) -> None:
+        step = steps.get(event.step_id or "")
+        match event.type:
+            case "STEP_RETRY_SCHEDULED":
+                self.retries(step.service if step else "?", event.data["cause"]).inc()
+                self.classes(event.data["failure_class"]).inc()
+            case "STEP_FAILED":
+                self.failures(_type_of(step), event.data.get("failure_class", "")).inc()
+            case "RUN_STARTED":
+                self.runs(event.data["act"]).inc()
+            case "REVIEW_CLOSED":
+                self.acts(event.data["act"]).inc()
+            case "STEP_APPROVED" | "STEP_REJECTED":
+                self.votes(event.type.removeprefix("STEP_")).inc()
+            case callback if callback.startswith("CALLBACK_"):
+                self.callbacks(callback.removeprefix("CALLBACK_"), event.data["disposition"]).inc()
+            case _:
+                pass
+
+    def _attempts(self, decision: Decision, steps: dict[str, Step]) -> None:
         for step in decision.steps:
             handed_over = step.attempt.handed_over_at
             if handed_over == decision.job.updated_at and step.attempt.ended_at is None:
                 self.dispatch_lag(step.service).observe((handed_over - step.attempt.created_at) / 1000)
         for ended in decision.attempts:
-            attempt = ended.attempt
+            attempt, of = ended.attempt, steps.get(ended.step_id)
+            if of is not None and of.status in TERMINAL_STEP and of.attempt is attempt:
+                self.step_type_seconds(_type_of(of)).observe(_duration(of) / 1000)
             if attempt.handed_over_at is None or attempt.ended_at is None or attempt.outcome is None:
                 continue
             if attempt.outcome in (AttemptOutcome.WITHDRAWN, AttemptOutcome.REPAIRED):
                 continue
             seconds = (attempt.ended_at - attempt.handed_over_at) / 1000
-            self.step_seconds(services.get(ended.step_id, "?"), attempt.outcome).observe(seconds)
+            self.step_seconds(of.service if of else "?", attempt.outcome).observe(seconds)
 
     def flushed(self, size: int, seconds: float) -> None:
         self.batch.observe(size)
@@ -110,7 +144,7 @@ class Metrics:
     async def render(self) -> bytes:
         """The exposition text, with the gauges read from the ledger now."""
         counters = await self._reader.counters()
-        backlog = await self._reader.backlog()
+        backlog, reviews = await self._reader.backlog(), await self._reader.open_reviews()
         self.inflight.set(counters.get("jobs", 0))
         self.unacked.clear()
         for counter, n in counters.items():
@@ -119,5 +153,18 @@ class Metrics:
         self.backlog.clear()
         for service, n in backlog.pending.items():
             self.backlog.labels(service).set(n)
+        for kind in ReviewKind:
+            self.open_reviews.labels(kind).set(reviews.get(kind, 0))
         self.oldest.set(0 if backlog.oldest_at is None else max(0, self._clock.now() - backlog.oldest_at) / 1000)
         return generate_latest(self.registry)
+
+
+def _type_of(step: Step | None) -> str:
+    """Its step_type; for those that no service does, their kind."""
+    return (step.step_type or step.kind) if step is not None else "?"
+
+
+def _duration(step: Step) -> Millis:
+    """Of this visit: a record that lives on in another run or visit only knows when its last attempt began."""
+    first = step.run_no == 1 and step.visit == 1
+    return max(0, (step.completed_at or step.updated_at) - (step.created_at if first else step.attempt.created_at))

@@ -5,6 +5,7 @@ import pytest
 from lucius.core.decision import Defaults
 from tests.support.api import Api
 from tests.unit.api.conftest import Start
+from tests.unit.api.kinds import Serve, approval, protocol, task
 
 POINT_11 = [
     'lucius_jobs_ended_total{outcome="SUCCEEDED",request_type="OCR"} 1.0',
@@ -44,6 +45,38 @@ async def test_every_metric_is_there_after_a_job_ran(start: Start, ledger_url: s
     assert [line for line in POINT_11 if line not in text] == []
     assert job_id not in text
     assert "acme" not in text
+
+
+PEOPLE = [
+    'lucius_step_retries_by_class_total{failure_class="RATE_LIMITED"} 1.0',
+    'lucius_step_failures_total{failure_class="NON_RETRYABLE",step_type="READ"} 1.0',
+    'lucius_reviews_open{kind="JOB_FAILED"} 0.0',
+    'lucius_reviews_open{kind="STALE_RESULT"} 1.0',
+    'lucius_runs_started_total{act="retry"} 1.0',
+    'lucius_review_acts_total{act="retry"} 1.0',
+    'lucius_votes_total{vote="APPROVED"} 1.0',
+    'lucius_step_duration_seconds_count{step_type="human_approval"} 1.0',
+    'lucius_step_duration_seconds_count{step_type="READ"} 1.0',
+    'lucius_step_duration_seconds_sum{step_type="human_approval"} 7.0',
+    'lucius_step_duration_seconds_sum{step_type="READ"} 92.0',
+]
+
+
+async def test_what_people_do_and_wait_for_is_counted(serve: Serve) -> None:
+    api = await serve(protocol("SIGNED", approval("sign", "finance"), task("read"), task("file")))
+    job_id = await api.submit(request_type="SIGNED")
+    api.clock.advance(7)
+    (await api.post(f"/v1/jobs/{job_id}/steps/sign:approve")).ok()
+    first = await api.pull_one("read")
+    (await api.fail(first, failure_class="RATE_LIMITED", retry_after_seconds=90)).ok()
+    await api.sweep(after=91)
+    second = await api.pull_one("read")
+    (await api.succeed(first)).problem(409, "STALE_CALLBACK")
+    api.clock.advance(1)
+    (await api.fail(second, failure_class="NON_RETRYABLE")).ok()
+    (await api.post(f"/v1/review/{job_id}~run1:retry", {"reason": "again"})).ok()
+    text = (await api.get("/metrics")).body.decode()
+    assert [line for line in PEOPLE if line not in text] == []
 
 
 async def test_a_server_is_ready_while_its_engine_runs(api: Api) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.api import KEY, SECRET, Api, serving, settings_for
+from tests.unit.api.kinds import Serve, approval, break_, protocol, task
 
 PAYLOAD = "the-words-of-a-payload"
 RESULT = "the-words-of-a-result"
@@ -70,3 +71,24 @@ def check_entries(entries: list[dict[str, Any]], job_id: str) -> None:
     assert told.keys() >= {"JOB_ACCEPTED", "STEP_RETRY_SCHEDULED", "CALLBACK_RESULT", "JOB_SUCCEEDED"}
     for entry in told.values():
         assert (entry["tenant_id"], entry["correlation_id"]) == ("acme", "corr-7")
+
+
+async def test_what_people_do_is_logged_with_who_but_not_in_their_words(serve: Serve, written: io.StringIO) -> None:
+    api = await serve(protocol("SIGNED", approval("sign", "finance"), task("read")))
+    job_id = await api.submit(request_type="SIGNED", correlation_id="corr-7")
+    (await api.post(f"/v1/jobs/{job_id}:pause", {"reason": REASON})).ok(202)
+    (await api.post(f"/v1/jobs/{job_id}:resume", {"reason": REASON})).ok(202)
+    (await api.post(f"/v1/jobs/{job_id}/steps/sign:approve", {"comment": REASON})).ok()
+    await break_(api, "read")
+    (await api.post(f"/v1/review/{job_id}~run1:skip", {"reason": REASON, "result": RESULT})).ok()
+    assert REASON not in written.getvalue()
+    assert RESULT not in written.getvalue()
+    entries = [json.loads(line) for line in written.getvalue().splitlines()]
+    told = {entry["event"]: entry for entry in entries if entry.get("job_id") == job_id}
+    assert {entry["correlation_id"] for entry in told.values()} == {"corr-7"}
+    for event in ("JOB_PAUSED", "JOB_RESUMED", "STEP_APPROVED", "RUN_STARTED", "STEP_SKIPPED", "REVIEW_CLOSED"):
+        assert told[event]["by"] == "dev"
+    assert (told["REVIEW_CLOSED"]["act"], told["REVIEW_CLOSED"]["review_id"]) == ("skip", f"{job_id}~run1")
+    failed = told["STEP_FAILED"]
+    assert (failed["failure_class"], failed["error_code"]) == ("NON_RETRYABLE", "BROKEN")
+    assert failed["idempotency_key"] == (await api.step(job_id, "read"))["idempotency_key"]
