@@ -3,12 +3,16 @@
 An evaluation is bounded: 4,096 characters, 32 levels, four loops inside each other, 10,000 passes of all loops
 together, and an estimate of the work, made over the real values, that lies below a second. What is more is a
 ToolError. Messages speak of names that the author wrote and never of values.
+
+Beside the standard functions there are CEL's extensions for text, mathematics and optional values, and
+`urlEncode(text)` for what is put into the path or the query of a URL.
 """
 
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
+from urllib.parse import quote
 
 import cel_expr_python.cel as cel
 import jsonschema_rs
@@ -146,9 +150,12 @@ def _compile(source: str, names: frozenset[str], *, checked: bool) -> cel.Expres
 @lru_cache(64)
 def _env(names: frozenset[str]) -> cel.Env:
     """What an expression can use. Whether a name means anything where it stands is not checked here."""
+    text = cel.Type.STRING
+    encode = cel.Overload("url_encode_string", return_type=text, parameters=[text], impl=lambda part: quote(part, ""))
     return cel.NewEnv(
         variables=dict.fromkeys(names, cel.Type.DYN),
         extensions=[ext_strings.ExtStrings(), ext_math.ExtMath(), ext_optional.ExtOptional()],
+        functions=[cel.FunctionDecl("urlEncode", [encode])],
     )
 
 

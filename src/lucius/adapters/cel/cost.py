@@ -19,7 +19,7 @@ MAX_WORK = 16_000_000
 
 MAX_PASSES = 10_000
 MAX_DEPTH = 100
-_GROWING = frozenset({"_+_", "replace", "join", "format"})
+_GROWING = frozenset({"_+_", "replace", "join", "format", "urlEncode"})
 _SCALAR = frozenset({"_&&_", "_||_", "!_", "_-_", "_*_", "_/_", "_%_", "-_", "@not_strictly_false", "size", "type"})
 _SMALL = 64  # more than any number, date or truth value is long
 _PATTERN = 700_000  # the largest pattern that the library takes
@@ -148,6 +148,8 @@ class Estimate:
                 size = parts.size + parts.width * glue.size
             case "format", [_, parts]:
                 size += _FLOAT * parts.size
+            case "urlEncode", _:
+                size *= 12  # four bytes a character, three characters a byte
             case "split", [text, *_]:
                 width = text.size
             case _:
