@@ -124,7 +124,7 @@ def _reply(draft: Draft, disposition: Disposition, step_id: str | None = None) -
     return CallbackReply(
         disposition,
         lease_expires_at=_worth_working_until(step) if step else None,
-        cancel_requested=draft.job.status in (JobStatus.CANCELLING, JobStatus.CANCELLED),
+        cancel_requested=draft.cancelling or draft.job.status is JobStatus.CANCELLED,  # who undoes is not to stop
     )
 
 

@@ -7,6 +7,7 @@ from lucius.core.draft import Draft
 from lucius.core.model import (
     AttemptOutcome,
     Compensation,
+    Failure,
     JobStatus,
     Pause,
     ReviewKind,
@@ -50,6 +51,14 @@ def drop_what_is_ready(draft: Draft) -> None:
     draft.ready.clear()
 
 
+def end_cancelled(draft: Draft, failure: Failure | None = None) -> None:
+    """A cancelled job ends once nothing of it is with a service any more, and what its protocol says is undone."""
+    if draft.protocol.policies.compensate_on_cancel and draft.job.compensable:
+        start(draft, ENGINE)
+    else:
+        flow.end_job(draft, JobStatus.CANCELLED, failure)
+
+
 def hold(draft: Draft) -> None:
     """Nothing goes on until a person has acted on the review item."""
     draft.change_job(paused=Pause(ENGINE, draft.now, "a person must decide about compensation", on_review=True))
@@ -65,6 +74,7 @@ def start(draft: Draft, by: str) -> None:
         deadline=None,
         compensable=(),
         paused=None,
+        stopping=None,
         resume_from=None,
     )
     draft.emit("COMPENSATION_STARTED", by=by, steps=list(todo))

@@ -105,5 +105,9 @@ def stop_overdue(draft: Draft) -> None:
 def go_on_stopping(draft: Draft) -> None:
     failure, cancelling = draft.job.stopping, draft.job.status is JobStatus.CANCELLING
     status = StepStatus.CANCELLED if cancelling else StepStatus.FAILED_FINAL
-    if containers.fence_some(draft, None, status, AttemptOutcome.JOB_TIMEOUT, failure):
-        flow.end_job(draft, JobStatus.CANCELLED if cancelling else JobStatus.FAILED_FINAL, failure)
+    if not containers.fence_some(draft, None, status, AttemptOutcome.JOB_TIMEOUT, failure):
+        return
+    if cancelling:
+        compensation.end_cancelled(draft, failure)
+    else:
+        flow.end_job(draft, JobStatus.FAILED_FINAL, failure)

@@ -55,8 +55,8 @@ def open_for_job(draft: Draft, kind: ReviewKind, failure: Failure, attempt_no: i
     """The job's own item. There is one at a time: what happens later to the same job is added to it."""
     held = draft.job.review
     if held is not None:
-        item = replace(held, updated_at=draft.now, step_id=failure.step_id, error=failure.error)
-        item = replace(item, failure_class=failure.failure_class, attempt_no=attempt_no)
+        now = _item(draft, held.review_id, kind, failure, attempt_no)  # it is grouped with what has that cause
+        item = replace(now, created_at=held.created_at, run_no=held.run_no)
         draft.put_review(item)
     else:
         item = new_item(draft, _own_id(draft), kind, failure, attempt_no)

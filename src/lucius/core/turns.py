@@ -63,15 +63,7 @@ def _go_on_cancelling(draft: Draft) -> None:
         if is_idle(step) and draft.has_room():
             tasks.fence(draft, step, StepStatus.CANCELLED, AttemptOutcome.WITHDRAWN, None)
     if not draft.job.active and containers.fence_some(draft, None, StepStatus.CANCELLED, AttemptOutcome.FENCED, None):
-        _end_cancelled(draft)
-
-
-def _end_cancelled(draft: Draft) -> None:
-    """A cancelled job ends once nothing of it is with a service any more, and what its protocol says is undone."""
-    if draft.protocol.policies.compensate_on_cancel and draft.job.compensable:
-        compensation.start(draft, compensation.ENGINE)
-    else:
-        flow.end_job(draft, JobStatus.CANCELLED)
+        compensation.end_cancelled(draft)
 
 
 def _follow(draft: Draft, token: Token) -> None:

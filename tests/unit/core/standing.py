@@ -147,7 +147,7 @@ def _check_scopes(at: Standing) -> None:
     assert {scope.container for scope in job.scopes} == containers
     flows = _flows(at)
     cut_short = job.status is JobStatus.CANCELLING or job.compensation is not None or job.stopping is not None
-    to_undo = job.failure is not None and any(token.target == "UNDO" for token in job.ready)
+    to_undo = any(token.target == "UNDO" for token in job.ready)
     on_review = job.paused is not None and job.paused.on_review
     goes_on = not cut_short and not to_undo and not on_review
     for scope in job.scopes:
