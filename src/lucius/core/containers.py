@@ -55,12 +55,9 @@ def proceed(draft: Draft, container: str) -> None:
     """Start what there is room for; join when nothing is left."""
     scope = draft.scopes[container]
     spec = draft.protocol.plan.places[spec_id(container)].spec
-    starting = []
     while scope.next < scope.total and scope.live < _room(spec):
-        starting.append(_first(spec, container, scope))
+        draft.ready.append(_first(spec, container, scope))
         scope = replace(scope, next=scope.next + 1, live=scope.live + 1)
-    draft.require(at_items(token.target, token.items) for token in starting)
-    draft.ready.extend(starting)
     draft.scopes[container] = scope
     if scope.live == 0:
         _join(draft, scope)

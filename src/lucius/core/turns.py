@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from lucius.core import approvals, compensation, containers, deadlines, decisions, flow, protocol, tasks, waits
-from lucius.core.draft import Draft, is_free_to_go, is_idle
+from lucius.core.draft import MAX_ROWS, Draft, is_free_to_go, is_idle
 from lucius.core.model import AttemptOutcome, ErrorInfo, Failure, FailureClass, JobStatus, Step, StepStatus, Token
-from lucius.core.protocol import FAIL, Place, at_items
+from lucius.core.protocol import FAIL, Place, at_items, items_of, spec_id
 from lucius.core.steps import new_step, visit_of
 from lucius.core.tools import ToolError
 
@@ -109,7 +109,17 @@ def _soon(draft: Draft, token: Token) -> list[str]:
     plan = draft.protocol.plan
     ready = [other for other in (token, *draft.ready) if other.target in plan.places]
     names = [(name, t.items) for t in ready for name in (plan.beside(t.target) if t.keeps else (t.target,))]
-    return [at_items(name, items) for name, items in names]
+    return [at_items(name, items) for name, items in (*names, *_items_to_come(draft, token))]
+
+
+def _items_to_come(draft: Draft, token: Token) -> list[tuple[str, tuple[int, ...]]]:
+    """Of a map that goes on where an earlier run failed: most of its items stand, and many fit into one decision."""
+    scope = draft.scopes.get(token.container or "")
+    if scope is None or not token.keeps or draft.protocol.plan.places[spec_id(scope.container)].spec.map is None:
+        return []
+    body = draft.protocol.plan.beside(token.target)
+    numbers = range(scope.next, min(scope.total, scope.next + MAX_ROWS // len(body)))
+    return [(name, (*items_of(scope.container), number)) for number in numbers for name in body]
 
 
 def _keep(draft: Draft, old: Step) -> None:
