@@ -95,7 +95,7 @@ def statuses() -> list[str]:
         f"| any other below 500, redirects too | `{class_of_status(499)}` |",
         f"| any other from 500 | `{class_of_status(599)}` |",
         "",
-        "409 and 412 are `NON_RETRYABLE` if the `code` of the problem document is listed as that below, such as",
+        "409 and 412 are `NON_RETRYABLE` if the `code` in the JSON body is listed as that below, such as",
         "`TRANSITION_FORBIDDEN`. A code of a partial effect is `COMPENSATION_REQUIRED` with every status.",
     ]
 

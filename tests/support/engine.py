@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lucius.adapters.expressions import CelTools
-from lucius.adapters.http.destination import Resolve, resolve_by_system
 from lucius.adapters.http_caller import HttpCaller
 from lucius.adapters.ledger_memory import MemoryLedger
 from lucius.core.decision import Decision, Defaults, Env
@@ -17,6 +16,7 @@ from lucius.core.routing import route
 from lucius.engine.calls import CallRunner
 from lucius.engine.exchange import Exchange
 from lucius.engine.sweeper import Sweeper
+from lucius.ports.clock import Clock, SystemClock
 from lucius.ports.config import CallPolicy
 from lucius.service.directives import DirectiveWriter
 from lucius.service.dispatch import Dispatcher
@@ -32,7 +32,7 @@ SIGNER = TokenSigner((b"a-secret-that-only-tests-know",))
 
 
 class Engine:
-    """`hosts` is where calls may go. Time stands still unless a test turns it."""
+    """`hosts` is where calls may go. Time stands still unless a test turns it, or lets it flow."""
 
     def __init__(
         self,
@@ -40,46 +40,47 @@ class Engine:
         per_host: int = 8,
         parallel: int = 64,
         retry_interval: float = 0.02,
-        resolve: Resolve = resolve_by_system,
+        time_flows: bool = False,
     ) -> None:
-        self.clock, self.hub, self.ledger = ManualClock(), Hub(), MemoryLedger()
+        self.clock = ManualClock()
+        self.hub, self.ledger = Hub(), MemoryLedger()
+        clock: Clock = SystemClock() if time_flows else self.clock
         self.ledger.on_commit = self.hub.committed
         self.policy = CallPolicy(hosts=hosts or ("127.0.0.1",), allow_http=True, allow_private=True, per_host=per_host)
         self._ids = 0
         self.env = Env(self._new_id, lambda: 0.5, Defaults(), CelTools())
-        self.jobs = Jobs(self.ledger, self.clock, self.env)
+        self.jobs = Jobs(self.ledger, clock, self.env)
         self.dispatcher = Dispatcher(
             ledger=self.ledger,
             reader=self.ledger,
             jobs=self.jobs,
             hub=self.hub,
             writer=DirectiveWriter("http://127.0.0.1:8080", SIGNER, 60_000, self.env.defaults),
-            clock=self.clock,
+            clock=clock,
             max_unacked=1_000,
         )
         self.caller = HttpCaller(
             policy=lambda: self.policy,
-            clock=self.clock,
+            clock=clock,
             orchestrator_url="http://127.0.0.1:8080",
             secrets=SECRETS,
             webhook_secrets={"DEFAULT": WEBHOOK_SECRET},
-            resolve=resolve,
         )
         self.calls = CallRunner(
             ledger=self.ledger,
             jobs=self.jobs,
             dispatcher=self.dispatcher,
             caller=self.caller,
-            exchange=Exchange(caller=self.caller, ledger=self.ledger, clock=self.clock, env=self.env),
+            exchange=Exchange(caller=self.caller, ledger=self.ledger, clock=clock, env=self.env),
             hub=self.hub,
-            clock=self.clock,
+            clock=clock,
             retry_interval=retry_interval,
             parallel=parallel,
         )
         self.sweeper = Sweeper(
             ledger=self.ledger,
             jobs=self.jobs,
-            clock=self.clock,
+            clock=clock,
             interval=3_600,
             repair_interval=3_600,
             on_action=lambda action: None,

@@ -1,5 +1,6 @@
 """A protocol that calls out, through the real wiring: config file, environment, engine, API."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from lucius.settings import SettingsError, load_settings
 from lucius.wiring import open_runtime
-from tests.support.api import Api
+from tests.support.api import Api, serving, settings_for
 from tests.support.peer import always, peer
 from tests.unit.api.conftest import Start, write_config
 
@@ -93,6 +94,27 @@ async def test_a_config_that_changes_counts_for_the_next_call(start: Start, tmp_
         assert api.runtime.config.refresh()
         job = (await api.post("/v1/commands", api.command(request_type="PAY", payload={"amount": 13}))).ok(202)
         assert (await api.get(f"/v1/jobs/{job['jobId']}?wait=5")).ok()["status"] == "SUCCEEDED"
+
+
+async def test_a_server_that_stops_lets_a_call_end(tmp_path: Path) -> None:
+    calls = {"hosts": ["127.0.0.1"], "allow_http": True, "allow_private": True}
+    async with peer() as there:
+        settings = settings_for(
+            tmp_path,
+            ledger_url=f"sqlite:///{tmp_path / 'ledger.db'}",
+            config_path=write_config(tmp_path, {"calls": calls}),
+            protocols_dir=protocols(tmp_path / "protocols", there.url),
+            secrets=SECRETS,
+        )
+        there.answer = always(404)
+        there.gate.clear()
+        async with serving(settings) as api:
+            job_id = await pay(api)
+            await there.saw(1)
+            asyncio.get_running_loop().call_later(0.1, there.gate.set)
+        async with serving(settings) as api:
+            job = await api.job(job_id)
+        assert (job["status"], job["error"]["code"]) == ("FAILED_FINAL", "HTTP_404")
 
 
 @pytest.mark.parametrize(

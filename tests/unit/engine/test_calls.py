@@ -97,7 +97,8 @@ class TestACall:
             (always(429), "HTTP_429", "RATE_LIMITED", True),
             (always(404), "HTTP_404", "NON_RETRYABLE", False),
             (always(302, None, Location="/x"), "HTTP_302", "NON_RETRYABLE", False),
-            (always(409, {"code": "TRANSITION_FORBIDDEN"}), "HTTP_409", "RETRYABLE", True),
+            (always(409, {"code": "TRANSITION_FORBIDDEN"}), "TRANSITION_FORBIDDEN", "NON_RETRYABLE", False),
+            (always(409, text="TRANSITION_FORBIDDEN"), "HTTP_409", "RETRYABLE", True),
             (problem(409, "TRANSITION_FORBIDDEN"), "TRANSITION_FORBIDDEN", "NON_RETRYABLE", False),
             (problem(422, "not a code!"), "HTTP_422", "NON_RETRYABLE", False),
             (problem(503, "PARTIAL_SIDE_EFFECT"), "PARTIAL_SIDE_EFFECT", "COMPENSATION_REQUIRED", False),
@@ -254,6 +255,14 @@ class TestHosts:
             assert (await engine.step("call", "second")).attempt.attempt_no == 1
             await engine.sweeper.sweep()
             assert (await engine.ended("first")).status is JobStatus.SUCCEEDED
+
+    async def test_a_host_that_opens_is_called_at_once(self, there: Peer) -> None:
+        engine = Engine(per_host=1, retry_interval=60, time_flows=True)
+        there.answer = in_turn(always(429, None, Retry_After="1"), ok)
+        async with engine.running():
+            await engine.submit(call(there.url), job_id="first")
+            await engine.submit(call(there.url), job_id="second")
+            assert (await engine.ended("second")).status is JobStatus.SUCCEEDED
 
     async def test_a_host_gets_only_so_many_calls_at_once_and_all_get_done(self, there: Peer) -> None:
         engine = Engine(per_host=3)
@@ -508,7 +517,7 @@ class TestTimeAndTrouble:
     async def test_a_ledger_that_takes_no_hand_over_makes_no_call(
         self, there: Peer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        engine = Engine()
+        engine = Engine(retry_interval=60)
         await engine.submit(call(there.url))
         real, failures = engine.ledger.commit, 0
 
@@ -520,11 +529,12 @@ class TestTimeAndTrouble:
             await real(decision)
 
         monkeypatch.setattr(engine.ledger, "commit", full_once)
-        await engine.calls.turn()
+        async with asyncio.timeout(5):
+            await engine.calls.turn()
         with pytest.raises(LedgerFull):
             await engine.calls.turn()
         assert there.seen == []
-        engine.clock.advance(1)
+        engine.clock.advance(60)
         async with engine.running():
             assert (await engine.ended()).status is JobStatus.SUCCEEDED
         assert len(there.seen) == 1
@@ -620,10 +630,11 @@ class TestTimeAndTrouble:
             await asyncio.sleep(0.1)
         assert (asked, there.seen) == (1, [])
 
-    async def test_stopping_lets_a_running_call_end(self, there: Peer) -> None:
-        engine = Engine()
+    async def test_stopping_lets_a_running_call_end_and_starts_no_other(self, there: Peer) -> None:
+        engine = Engine(per_host=1)
         there.gate.clear()
         await engine.submit(call(there.url))
+        await engine.submit(call(there.url), job_id="next")
         await engine.calls.start_ready()
         await there.saw(1)
         stopping = asyncio.create_task(engine.calls.stop(5))
@@ -631,6 +642,7 @@ class TestTimeAndTrouble:
         there.gate.set()
         await stopping
         assert (await engine.job()).status is JobStatus.SUCCEEDED
+        assert (await engine.step("call", "next")).status is StepStatus.DISPATCHING
 
     async def test_a_call_that_takes_longer_than_the_grace_is_cut_off_and_tried_again_after_its_lease(
         self, there: Peer
