@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from lucius import __version__
-from lucius.cli import jobs, serve
+from lucius.cli import graph, jobs, serve, simulate
 from lucius.cli.connection import DEFAULT_DATA_DIR, Options
 from lucius.cli.demo import demo
 from lucius.cli.protocols import protocols
@@ -54,7 +54,9 @@ app.command(rich_help_panel=TRY)(serve.dev)
 app.command(rich_help_panel=WORK)(jobs.submit)
 app.add_typer(jobs.jobs, name="jobs", rich_help_panel=WORK)
 app.command(rich_help_panel=WORK)(jobs.explain)
+protocols.command("graph")(graph.graph)
 app.add_typer(protocols, name="protocols", rich_help_panel=WORK)
+app.command(rich_help_panel=WORK)(simulate.simulate)
 app.command(rich_help_panel=RUN)(serve.api)
 app.command(rich_help_panel=RUN)(serve.reconciler)
 app.command(rich_help_panel=RUN)(serve.service)
