@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.e2e.fuzz_people import People
 from tests.e2e.support import KEY, REPO, Api, free_port, until
 from tests.support.api import command, identity
 
@@ -35,6 +36,13 @@ SCHEMA = schemathesis.openapi.from_path(REPO / "schemas" / "openapi.json")
 OPERATIONS = sorted(
     (path, method) for path, item in SCHEMA.raw_schema["paths"].items() for method in item if method != "parameters"
 )
+
+VERSIONS = {
+    "GET": range(1, 3),
+    "DELETE": range(100, 200),
+    ":publish": range(200, 300),
+    ":deprecate": range(300, 400),
+}
 
 
 class Target:
@@ -52,6 +60,28 @@ class Target:
         self.directives: list[dict[str, Any]] = pulled["directives"]
         self.done = self.directives.pop()
         self.callback("result", self.done, status="SUCCEEDED")
+        self._keep_protocols()
+        self.people = People(self.api)
+
+    def _keep_protocols(self) -> None:
+        """Versions to read, drafts to delete and to publish, and published ones to deprecate."""
+        steps = [{"step_id": "fuzz", "step_type": "FUZZ", "service": "fuzz"}]
+        document = {"protocol_id": "fuzz", "request_type": "FUZZ", "steps": steps}
+        for versions in VERSIONS.values():
+            for version in versions:
+                assert self.api.call("POST", "/v1/protocols", {**document, "version": version})[0] == 201
+        for version in VERSIONS[":deprecate"]:
+            assert self.api.call("POST", f"/v1/protocols/FUZZ/versions/{version}:publish", {})[0] == 200
+
+    def make_real_version(self, case: Case[Any], pick: int) -> None:
+        """A version of ours that the operation can work on, and nothing in the body that stands in its way."""
+        act = case.path.partition("{version}")[2] or case.method
+        versions = VERSIONS.get(act, VERSIONS["GET"])
+        case.path_parameters.update(request_type="FUZZ", version=versions[pick % len(versions)])
+        if "other" in case.path_parameters:
+            case.path_parameters["other"] = versions[-1]
+        if isinstance(case.body, dict) and pick % 4:
+            case.body = {name: value for name, value in case.body.items() if name == "reason"}
 
     def callback(self, kind: str, directive: dict[str, Any], **said: Any) -> None:
         body = {**identity(directive), **said}
@@ -64,6 +94,9 @@ class Target:
         known = {"job_id": self.jobs[pick % len(self.jobs)], "service": "ocr", "request_type": "OCR"}
         for name in (case.path_parameters or {}).keys() & known.keys():
             case.path_parameters[name] = known[name]
+        if "{version}" in case.path:
+            self.make_real_version(case, pick)
+        self.people.make_real(case, pick)
         for body in _bodies(case):
             if "/v1/callbacks" in case.path:
                 body.update(identity(directive), callback_token=directive["callback_token"])

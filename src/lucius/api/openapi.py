@@ -48,12 +48,15 @@ def answers(kind: type, *problems: int) -> dict[str, Any]:
 
 
 def takes(body: type, kind: type, status: int, *problems: int) -> dict[str, Any]:
-    """The same for a route that changes something, with an optional JSON body."""
+    """The same for a route that changes something, with a JSON body; optional if nothing in it is required."""
+    said: dict[str, Any] = {"content": {"application/json": {"schema": ref(body)}}}
+    if any(field.required for field in msgspec.structs.fields(body)):
+        said["required"] = True
     return {
         "response_class": Response,
         "status_code": status,
         "responses": {status: content(kind), **refusals((*WITH_BODY, 507, *problems))},
-        "openapi_extra": {"requestBody": {"content": {"application/json": {"schema": ref(body)}}}},
+        "openapi_extra": {"requestBody": said},
     }
 
 
