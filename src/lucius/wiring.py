@@ -14,11 +14,13 @@ from msgspec import Struct
 
 from lucius.adapters.config_file import ConfigFile
 from lucius.adapters.expressions import CelTools
+from lucius.adapters.protocol_check import findings
 from lucius.adapters.protocols_dir import ProtocolsDir
 from lucius.core.decision import Decision, Env
 from lucius.engine.calls import CallRunner
 from lucius.engine.embedded import EmbeddedEngine
 from lucius.engine.exchange import Exchange
+from lucius.engine.notices import NoticeRunner
 from lucius.engine.relay import Relay
 from lucius.engine.supervise import supervised
 from lucius.engine.sweeper import Sweeper
@@ -32,9 +34,9 @@ from lucius.ports.config import ConfigSource
 from lucius.ports.errors import CallRefused
 from lucius.ports.ledger import Ledger, Reader, ReviewReader
 from lucius.ports.protocols import ProtocolStore
+from lucius.service.acts import Limits
 from lucius.service.auth import Authenticator, dev_key
 from lucius.service.callbacks import Callbacks
-from lucius.service.acts import Limits
 from lucius.service.catalog import Catalog
 from lucius.service.config import LimitDefaults
 from lucius.service.directives import DirectiveWriter
@@ -43,11 +45,10 @@ from lucius.service.hub import Hub
 from lucius.service.ingress import Ingress
 from lucius.service.jobs import Jobs
 from lucius.service.operations import Operations
-from lucius.service.protocol_check import protocol_check
 from lucius.service.queries import Queries
+from lucius.service.reviews import Reviews
 from lucius.service.tokens import MIN_SECRET, TokenSigner
 from lucius.settings import Settings, SettingsError
-from lucius.service.reviews import Reviews
 
 log = structlog.get_logger(__name__)
 
@@ -72,9 +73,9 @@ class Runtime(Struct, frozen=True, kw_only=True):
     dispatcher: Dispatcher
     queries: Queries
     operations: Operations
+    reviews: Reviews
     protocols: Catalog
     config: ConfigSource
-    reviews: Reviews
     metrics: Metrics
     engine: EmbeddedEngine
     publisher: Publisher | None
@@ -143,7 +144,8 @@ def build(
     signer = TokenSigner(_token_secrets(settings))
     config = ConfigFile(settings.config_path)
     folders = (settings.protocols_dir,) if settings.protocols_dir else ()
-    protocols = Catalog(ProtocolsDir(env.tools, *folders), store, clock, protocol_check())
+    files = ProtocolsDir(env.tools, *folders)
+    protocols = Catalog(files, store, clock, lambda protocol: findings(protocol, env.tools))
     auth = Authenticator((dev_key(settings.dev_api_key),) if settings.dev_api_key else ())
     auth.use(config.current())
     writer = DirectiveWriter(settings.orchestrator_url, signer, settings.late_window_ms, settings.defaults)
@@ -156,10 +158,10 @@ def build(
         clock=clock,
         max_unacked=settings.max_unacked,
     )
-    ingress = Ingress(
-        ledger=store,
     defaults = LimitDefaults(settings.global_inflight, settings.tenant_inflight)
     limits = Limits(config, defaults)
+    ingress = Ingress(
+        ledger=store,
         jobs=jobs,
         protocols=protocols,
         config=config,
@@ -180,6 +182,15 @@ def build(
         clock=clock,
         retry_interval=settings.outbox_retry_interval,
     )
+    notices = NoticeRunner(
+        ledger=store,
+        jobs=jobs,
+        caller=caller,
+        hub=hub,
+        clock=clock,
+        interval=settings.outbox_retry_interval,
+        signs="DEFAULT" in settings.webhook_secrets,
+    )
     return Runtime(
         settings=settings,
         store=store,
@@ -195,7 +206,7 @@ def build(
         protocols=protocols,
         config=config,
         metrics=metrics,
-        engine=_engine(settings, store, jobs, dispatcher, publisher, calls, hub, clock, metrics),
+        engine=_engine(settings, store, jobs, dispatcher, publisher, calls, notices, hub, clock, metrics),
         publisher=publisher,
     )
 
@@ -207,6 +218,7 @@ def _engine(
     dispatcher: Dispatcher,
     publisher: Publisher | None,
     calls: CallRunner,
+    notices: NoticeRunner,
     hub: Hub,
     clock: Clock,
     metrics: Metrics,
@@ -218,9 +230,10 @@ def _engine(
         interval=settings.sweep_interval,
         repair_interval=settings.repair_interval,
         on_action=metrics.swept,
+        wake=hub.due,
     )
     if publisher is None:
-        return EmbeddedEngine(sweeper, None, calls, metrics.loop_failed)
+        return EmbeddedEngine(sweeper, None, calls, notices, metrics.loop_failed)
     relay = Relay(
         ledger=store,
         reader=store,
@@ -232,7 +245,7 @@ def _engine(
         retry_interval=settings.outbox_retry_interval,
         publish_timeout=settings.publish_timeout,
     )
-    return EmbeddedEngine(sweeper, relay, calls, metrics.loop_failed)
+    return EmbeddedEngine(sweeper, relay, calls, notices, metrics.loop_failed)
 
 
 @asynccontextmanager

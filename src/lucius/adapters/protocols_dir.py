@@ -16,14 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema_rs
 from msgspec import Struct
 
 from lucius.adapters import marked
 from lucius.adapters.marked import Marked
-from lucius.core.check import check_protocol
-from lucius.core.check_sites import lay_out
-from lucius.core.protocol import Protocol, payload_defaults
+from lucius.adapters.protocol_check import findings
+from lucius.core.check import Finding
+from lucius.core.protocol import Protocol
 from lucius.core.tools import Tools
 from lucius.ports.errors import ProtocolError
 
@@ -206,21 +205,19 @@ def read_file(path: Path, tools: Tools) -> ProtocolFile:
     source = marked.read(path)
     included = _include_schemas(source, path.parent)
     protocol = source.convert(Protocol)
-    findings = check_protocol(protocol, tools)
-    for finding in findings:
+    found = [(finding, _located(finding, source, included)) for finding in findings(protocol, tools)]
+    for finding, error in found:
         if finding.fatal:
-            raise source.error(finding.reason, finding.path)
-    for where, schema in _schemas(protocol):
-        _check_schema(included.get(where, source), schema, () if where in included else where)
-    warnings = tuple(source.error(finding.reason, finding.path) for finding in findings)
-    return ProtocolFile(protocol, source.line("request_type"), warnings)
+            raise error
+    return ProtocolFile(protocol, source.line("request_type"), tuple(warning for _, warning in found))
 
 
-def _schemas(protocol: Protocol) -> Iterator[tuple[Where, dict[str, Any]]]:
-    yield ("input_schema",), protocol.input_schema
-    yield ("output_schema",), protocol.output_schema
-    for site in lay_out(protocol).sites:
-        yield (*site.path, "payload_schema"), site.spec.payload_schema
+def _located(finding: Finding, source: Marked, included: dict[Where, Marked]) -> ProtocolError:
+    """With the file and line that it is about: that of the schema, if it stands in a file of its own."""
+    for where, schema in included.items():
+        if finding.path[: len(where)] == where:
+            return schema.error(finding.reason, finding.path[len(where) :])
+    return source.error(finding.reason, finding.path)
 
 
 def _include_schemas(source: Marked, folder: Path) -> dict[Where, Marked]:
@@ -267,18 +264,3 @@ def _step_at(step: Any, at: Where) -> Iterator[tuple[Where, dict[str, Any]]]:
 
 def _member(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else None
-
-
-def _check_schema(source: Marked, schema: dict[str, Any], where: Where) -> None:
-    """The schema must compile without fetching anything, and its own defaults must satisfy it."""
-    try:
-        validator = jsonschema_rs.validator_for(schema, offline=True)
-    except jsonschema_rs.ValidationError as error:
-        reason = f"is not a JSON Schema: {error.message}"
-        raise source.error(reason, (*where, *error.instance_path)) from None
-    except (jsonschema_rs.ReferencingError, ValueError) as error:
-        raise source.error(f"is not a JSON Schema: {error}", where) from None
-    for fault in validator.iter_errors(payload_defaults(schema)):
-        if fault.instance_path:  # a required member without a default is no fault of the defaults
-            name = fault.instance_path[0]
-            raise source.error(f"the default of {name} doesn't fit: {fault.message}", (*where, "properties", name))

@@ -104,22 +104,28 @@ class Catalog:
 
     async def _record(self, *, loud: bool) -> None:
         """Make durable what the files add; only then does it serve."""
+        try:
+            await self._put_fresh()
+            self._recorded = True
+        except LedgerError as error:
+            self._recorded = False
+            if loud:
+                log.error("protocol files are not recorded yet", reason=str(error))
+        self._stock = self._take_stock()
+
+    async def _put_fresh(self) -> None:
         for _ in range(MAX_CONFLICTS):
             fresh = {key: self._with_file(version) for key, version in self._take_stock().fresh.items()}
+            if not fresh:
+                return
             try:
-                if fresh:
-                    self._revision = await self._store.put_protocols(tuple(fresh.values()), self._revision)
-                self._recorded = True
-                break
+                self._revision = await self._store.put_protocols(tuple(fresh.values()), self._revision)
             except VersionConflict:
                 await self._catch_up()
-            except LedgerError as error:
-                fresh, self._recorded = {}, False
-                if loud:
-                    log.error("protocol files are not recorded yet", reason=str(error))
-                break
-        self._kept |= fresh
-        self._stock = self._take_stock()
+                continue
+            self._kept |= fresh
+            return
+        raise VersionConflict("the protocols are changing too fast")
 
     def _take_stock(self) -> _Stock:
         trial = Index(self._kept.values())
@@ -187,7 +193,7 @@ class Catalog:
             return self._findings(protocol)
 
     def _findings(self, protocol: Protocol) -> Sequence[ProtocolFinding]:
-        found = list(self._check(protocol))
+        found = [finding(said.path, said.reason, fatal=said.fatal) for said in self._check(protocol)]
         if clash := self._stock.index.clash(protocol):
             found.append(finding(*clash))
         known = self._kept.get((protocol.request_type, protocol.version))

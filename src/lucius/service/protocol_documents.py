@@ -7,14 +7,15 @@ import msgspec
 
 from lucius.contract import Fault
 from lucius.contract_protocols import ProtocolFinding
+from lucius.core.check import Finding
 from lucius.core.protocol import Protocol
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.json_values import fault_of, pointer, too_deep
 
 MAX_FINDINGS = 100
 
-Check = Callable[[Protocol], Sequence[ProtocolFinding]]
-"""What is wrong with a protocol that is well-formed."""
+Check = Callable[[Protocol], Iterable[Finding]]
+"""All that there is to say about a protocol that is well-formed."""
 
 
 def read_document(value: Any) -> Protocol:

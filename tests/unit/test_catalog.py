@@ -1,0 +1,163 @@
+"""When a file's version serves, and what a catalog does when its store is slow, full or shared."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from lucius.adapters.ledger_memory import MemoryLedger
+from lucius.core.protocol import Protocol, StepSpec
+from lucius.ports.errors import LedgerFull, ProtocolError, VersionConflict
+from lucius.ports.protocols import ProtocolVersion
+from lucius.service.catalog import Catalog
+from tests.support.clock import ManualClock
+
+
+class Files:
+    """A protocol folder that says what a test puts into it."""
+
+    def __init__(self, *protocols: Protocol) -> None:
+        self.protocols = protocols
+        self.changed = False
+
+    def put(self, *protocols: Protocol) -> None:
+        self.protocols, self.changed = protocols, True
+
+    def resolve(self, request_type: str, version: int | None = None) -> Protocol | None:
+        raise NotImplementedError
+
+    def list(self) -> tuple[Protocol, ...]:
+        return self.protocols
+
+    def refresh(self) -> bool:
+        changed, self.changed = self.changed, False
+        return changed
+
+    def problems(self) -> tuple[ProtocolError, ...]:
+        return ()
+
+    def place(self, protocol: Protocol) -> tuple[str, int | None]:
+        return "p.yaml", 3
+
+
+class Store(MemoryLedger):
+    """Whose next writes can be refused or held up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuses: list[Exception] = []
+        self.held = asyncio.Event()
+        self.held.set()
+
+    async def put_protocols(self, versions: Sequence[ProtocolVersion], expected: int) -> int:
+        await self.held.wait()
+        if self.refuses:
+            raise self.refuses.pop(0)
+        return await super().put_protocols(versions, expected)
+
+
+def protocol(version: int = 1, **fields: Any) -> Protocol:
+    steps = (StepSpec(step_id="a", step_type="A", service="a"),)
+    return Protocol(**{"protocol_id": "x", "version": version, "request_type": "X", "steps": steps, **fields})
+
+
+@pytest.fixture
+def files() -> Files:
+    return Files(protocol())
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+def catalog(files: Files, store: Store) -> Catalog:
+    return Catalog(files, store, ManualClock(), lambda _: [])
+
+
+async def test_a_catalog_answers_from_its_files_before_it_has_looked_at_the_store(files: Files, store: Store) -> None:
+    assert catalog(files, store).resolve("X") == protocol()
+    assert not (await store.protocol_versions()).versions
+
+
+async def test_a_new_file_serves_once_it_is_recorded_and_not_before(files: Files, store: Store) -> None:
+    made = catalog(files, store)
+    await made.refresh()
+    files.put(protocol(), protocol(2))
+    store.held.clear()
+    refreshing = asyncio.create_task(made.refresh())
+    await asyncio.sleep(0)
+    assert made.resolve("X", 2) is None
+    store.held.set()
+    assert await refreshing
+    assert made.resolve("X") == protocol(2)
+    assert [version.file for version in (await store.protocol_versions()).versions] == ["p.yaml", "p.yaml"]
+
+
+async def test_a_file_that_can_not_be_recorded_is_known_and_recorded_later(files: Files, store: Store) -> None:
+    made = catalog(files, store)
+    await made.refresh()
+    files.put(protocol(), protocol(2))
+    store.refuses = [LedgerFull("full")] * 2
+    assert await made.refresh()
+    assert not await made.refresh()
+    assert made.resolve("X") == protocol(2)
+    assert [version.key for version in await made.everything()] == [("X", 1), ("X", 2)]
+    assert len((await store.protocol_versions()).versions) == 1
+    assert not await made.refresh()
+    assert len((await store.protocol_versions()).versions) == 2
+
+
+async def test_files_are_judged_anew_when_another_process_was_faster(files: Files, store: Store) -> None:
+    made, other = catalog(files, store), catalog(Files(protocol(title="theirs")), store)
+    store.held.clear()
+    ours = asyncio.create_task(made.refresh())
+    await asyncio.sleep(0)
+    store.held.set()
+    await other.refresh()
+    await ours
+    kept = (await store.protocol_versions()).versions
+    assert len(kept) == 1
+    assert made.resolve("X") == other.resolve("X") == kept[0].protocol
+    refused = [str(problem) for problem in (*made.problems(), *other.problems())]
+    assert refused == [
+        "p.yaml:3: version 1 of X was published with other content, which stays in force; use a higher version"
+    ]
+
+
+async def test_endless_conflicts_end_and_are_tried_again_at_the_next_look(files: Files, store: Store) -> None:
+    made = catalog(files, store)
+    store.refuses = [VersionConflict("moved")] * 20
+    await made.refresh()
+    assert not (await store.protocol_versions()).versions
+    await made.refresh()
+    assert len((await store.protocol_versions()).versions) == 1
+
+
+async def test_what_did_not_change_stays_the_same_object(files: Files, store: Store) -> None:
+    made, other = catalog(files, store), catalog(Files(), store)
+    await made.refresh()
+    before = made.resolve("X")
+    kept = await store.protocol_versions()
+    decoded = replace(kept.versions[0], protocol=protocol())
+    await store.put_protocols([decoded], kept.revision)
+    assert await made.refresh()
+    assert made.resolve("X") is before
+    await other.refresh()
+    assert other.resolve("X") == before
+    assert not await made.refresh()
+
+
+async def test_a_draft_named_like_an_alias_can_be_looked_at(store: Store) -> None:
+    made = catalog(Files(protocol(aliases=("Y",))), store)
+    await made.refresh()
+    draft = {"protocol_id": "y", "version": 7, "request_type": "Y", "steps": [{"step_id": "a"}]}
+    await made.draft(draft, "ann")
+    assert [version.key for version in await made.versions("Y")] == [("Y", 7)]
+    assert (await made.version("Y")).key == ("X", 1)
+    assert (await made.version("Y", 7)).key == ("Y", 7)
+    assert (await made.version("Y", 1)).key == ("X", 1)
+    await made.delete("Y", 7, "ann")
+    assert [version.key for version in await made.versions("Y")] == [("X", 1)]
