@@ -33,7 +33,7 @@ def begin(draft: Draft, place: Place, token: Token) -> None:
     step = replace(step, items=items)
     draft.start_step(step)
     draft.emit("STEP_STARTED", step, total=total)
-    draft.scopes[step.step_id] = Scope(step.step_id, total, keeps=token.keeps)
+    draft.scopes[step.step_id] = Scope(step.step_id, total, keeps=token.keeps, visit=step.visit)
     proceed(draft, step.step_id)
 
 
@@ -158,7 +158,7 @@ def _join(draft: Draft, scope: Scope) -> None:
     container, place = scope.container, draft.protocol.plan.places[spec_id(scope.container)]
     spec = place.spec
     branches = [_first(spec, container, replace(scope, next=n)) for n in range(scope.total)]
-    lasts = _last_steps(draft, spec, container, branches)
+    lasts = _last_steps(draft, spec, scope, branches)
     step = draft.find(container)
     assert step is not None, "a scope has a container"
     del draft.scopes[container]
@@ -174,20 +174,20 @@ def _join(draft: Draft, scope: Scope) -> None:
     flow.complete(draft, step, result)
 
 
-def _last_steps(draft: Draft, spec: StepSpec, container: str, branches: list[Token]) -> list[Step | None]:
+def _last_steps(draft: Draft, spec: StepSpec, scope: Scope, branches: list[Token]) -> list[Step | None]:
     """For each branch or item the step that it ended with."""
     bodies = [spec.map.steps] * len(branches) if spec.map is not None else list(_parallel(spec).branches.values())
     inside = [
         [at_items(inner.step_id, token.items) for inner in body] for token, body in zip(branches, bodies, strict=True)
     ]
-    draft.require([container, *(step_id for ids in inside for step_id in ids)])
-    return [_last(draft, ids) for ids in inside]
+    draft.require([scope.container, *(step_id for ids in inside for step_id in ids)])
+    return [_last(draft, ids, scope.visit) for ids in inside]
 
 
-def _last(draft: Draft, step_ids: list[str]) -> Step | None:
-    run_no = draft.job.run_no
-    found = [s for s in map(draft.find, step_ids) if s is not None and s.closes and s.run_no == run_no]
-    return max(found, key=lambda step: (step.completed_at or 0, step.index), default=None)
+def _last(draft: Draft, step_ids: list[str], visit: int) -> Step | None:
+    """The one that closed its flow in this visit of the container."""
+    found = (step for step in map(draft.find, step_ids) if step is not None and step.run_no == draft.job.run_no)
+    return next((step for step in found if step.closes and step.closes_visit == visit), None)
 
 
 def _outcome(draft: Draft, last: Step | None) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def pause(draft: Draft, asked: PauseAsked) -> Reply:
         return Ignored("the job is paused already")
     if not job.live:
         return _ended(draft, "paused")
-    if job.status is JobStatus.CANCELLING:
-        return Refused("JOB_CANCELLING", f"job {job.job_id} is being cancelled and cannot be paused")
+    if job.status is JobStatus.CANCELLING or job.stopping is not None:
+        return Refused("JOB_CANCELLING", f"job {job.job_id} is being ended and cannot be paused")
     draft.change_job(paused=Pause(asked.by, draft.now, asked.reason), status=JobStatus.PAUSED)
     draft.emit("JOB_PAUSED", by=asked.by, reason=asked.reason)
     return Applied()
@@ -169,6 +169,7 @@ def _open_run(draft: Draft, start: str, asked: Retry | Skip | Adopt | Compensate
         compensation=None,
         output_step_id=None,
         resume_from=None,
+        dismissed=False,
     )
     draft.emit("RUN_STARTED", by=asked.by, reason=asked.reason, act=act, run_no=draft.job.run_no, from_step=start)
     draft.caps = (*draft.caps, *asked.caps)
@@ -199,7 +200,7 @@ def _runs_too_much(draft: Draft) -> Refused | None:
     rows = _ROWS_OF_A_FENCE * (len(job.active) + len(draft.scopes)) + _ROWS_OF_A_RUN
     if not job.live or draft.has_room(rows):
         return None
-    message = f"{len(job.active)} steps of job {job.job_id} still run; act when some have ended, or cancel the job"
+    message = f"{len(job.active)} steps of job {job.job_id} still run; discard the item first, then retry the job"
     return Refused("JOB_LIVE", message)
 
 
@@ -211,6 +212,8 @@ def skip(draft: Draft, asked: Skip) -> Reply:
     old = draft.find(failed_at) if failed_at is not None else None
     if old is None or draft.protocol.plan.places[spec_id(old.step_id)].handler_of is not None:
         return Refused("STEP_NOT_FOUND", f"job {draft.job.job_id} has no failed step to skip")
+    if draft.job.status is JobStatus.CANCELLED and old.status is StepStatus.SUCCEEDED:
+        return Refused("STEP_SUCCEEDED", f"step {old.step_id} has a result already; a retry goes on after it")
     if refused := _undone_since(draft):
         return refused
     _close_other(draft, asked, ReviewStatus.REPROCESSED, "skip")
@@ -340,14 +343,21 @@ def _open_compensating_run(draft: Draft, asked: Compensate) -> None:
     draft.change_job(failure=failure, under_way=True)
 
 
+def _dismiss(draft: Draft) -> None:
+    """Nobody wants more of a held job: it ends as soon as what else runs in it is fenced."""
+    compensation.drop_what_is_ready(draft)
+    job = draft.job
+    if job.status is not JobStatus.CANCELLING:
+        draft.change_job(status=JobStatus.IN_PROGRESS if job.under_way else JobStatus.DISPATCHING)
+    draft.change_job(paused=None, stopping=job.failure, dismissed=True)
+
+
 def discard(draft: Draft, asked: Discard) -> Reply:
     job, item = draft.job, asked.item
     if item.status is not ReviewStatus.OPEN:
         return Refused("REVIEW_CLOSED", f"review item {item.review_id} is {item.status} already")
     held_on_it = job.paused is not None and job.paused.on_review and job.review is not None
     if held_on_it and job.review is not None and job.review.review_id == item.review_id:
-        if refused := _runs_too_much(draft):
-            return refused
-        _end_held(draft)
+        _dismiss(draft)
     reviews.close(draft, item, ReviewStatus.DISCARDED, asked.by, asked.reason, "discard")
     return Applied()

@@ -103,9 +103,12 @@ def stop_overdue(draft: Draft) -> None:
 
 
 def go_on_stopping(draft: Draft) -> None:
+    """Its time is up, or a person dismissed it."""
     failure, cancelling = draft.job.stopping, draft.job.status is JobStatus.CANCELLING
-    status = StepStatus.CANCELLED if cancelling else StepStatus.FAILED_FINAL
-    if not containers.fence_some(draft, None, status, AttemptOutcome.JOB_TIMEOUT, failure):
+    dismissed = draft.job.dismissed
+    status = StepStatus.CANCELLED if cancelling or dismissed else StepStatus.FAILED_FINAL
+    outcome = AttemptOutcome.FENCED if dismissed else AttemptOutcome.JOB_TIMEOUT
+    if not containers.fence_some(draft, None, status, outcome, None if dismissed else failure):
         return
     if cancelling:
         compensation.end_cancelled(draft, failure)

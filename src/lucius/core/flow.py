@@ -88,7 +88,7 @@ _TIMEOUTS = frozenset({AttemptOutcome.ACK_TIMEOUT, AttemptOutcome.LEASE_EXPIRED,
 def go(draft: Draft, step: Step, target: str, *, failure: Failure | None = None, keeps: bool = False) -> None:
     container = container_of(draft, step)
     if container is not None and target in (SUCCEED, FAIL):
-        step = draft.change_step(step, closes=target)
+        step = draft.change_step(step, closes=target, closes_visit=draft.scopes[container].visit)
     says = step.status is not StepStatus.FAILED_FINAL and step.kind not in SAYS_NOTHING
     draft.ready.append(
         Token(

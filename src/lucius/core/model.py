@@ -255,6 +255,7 @@ class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
     items: list[Any] | None = None
     before: str | None = None
     closes: str | None = None
+    closes_visit: int = 0
     run_no: int = 1
     undone: bool = False
 
@@ -296,6 +297,7 @@ class Scope(Struct, frozen=True, omit_defaults=True):
     failed: int = 0
     keeps: bool = False
     failing: Failure | None = None
+    visit: int = 1
 
 
 class Signal(Struct, frozen=True, omit_defaults=True):
@@ -398,6 +400,7 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     compensation: Compensation | None = None
     review: ReviewItem | None = None
     review_run: int = 0
+    dismissed: bool = False
     run_started_at: Instant | None = None
     kept_below: int = 0
     anew_since: int = 1

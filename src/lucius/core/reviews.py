@@ -71,7 +71,7 @@ def _own_id(draft: Draft) -> str:
 
 
 def open_for_failed_job(draft: Draft, failure: Failure) -> None:
-    if draft.job.review is None:
+    if draft.job.review is None and not draft.job.dismissed:
         poison = failure.outcome is AttemptOutcome.HANDOVER_FAILED
         open_for_job(draft, ReviewKind.POISON if poison else ReviewKind.JOB_FAILED, failure)
 

@@ -123,7 +123,7 @@ def _items_to_come(draft: Draft, token: Token) -> list[tuple[str, tuple[int, ...
 
 
 def _keep(draft: Draft, old: Step) -> None:
-    kept = draft.change_step(old, run_no=draft.job.run_no, visit=1)
+    kept = draft.change_step(old, run_no=draft.job.run_no, visit=1, closes=None)
     flow.succeeded(draft, kept, flow.chosen(draft, kept), keeps=True)
 
 

@@ -76,14 +76,18 @@ def test_a_held_job_that_is_discarded_ends_with_all_that_ran_in_it() -> None:
     assert story.statuses("both", "pay", "scan") == ["CANCELLED", "FAILED_FINAL", "CANCELLED"]
 
 
-def test_a_held_job_with_more_running_than_a_decision_can_end_is_acted_on_later() -> None:
+def test_a_held_job_with_more_running_than_a_decision_can_end_is_discarded_in_several() -> None:
     names = [f"more{n}" for n in range(8)]
     story = held_beside_work(*names)
     assert code_of(story.retry()) == "JOB_LIVE"
-    assert code_of(story.discard()) == "JOB_LIVE"
-    for name in names:
-        story.succeed(story.lease_of(name))
     assert story.discard() == Applied()
+    assert (story.status, story.job.due_at) == (JobStatus.IN_PROGRESS, story.now)
+    assert code_of(story.pause()) == "JOB_CANCELLING"
+    while story.job.live:
+        story.tick()
+    assert story.status is JobStatus.FAILED_FINAL
+    assert set(story.statuses("both", "scan", *names)) == {"CANCELLED"}
+    assert story.open_reviews() == []
 
 
 def test_a_cancelled_job_that_is_half_undone_ends_cancelled_when_its_item_is_discarded() -> None:
@@ -135,6 +139,25 @@ def test_an_item_whose_last_step_leads_to_failure_has_failed_though_the_step_did
     story.succeed(story.lease_of("scan.0"))
     (item,) = story.steps["both"].result["items"]
     assert (item["status"], item["error"]["code"]) == ("FAILED_FINAL", "FAILED")
+
+
+def test_what_closed_a_branch_in_an_earlier_visit_of_its_container_closes_no_later_one() -> None:
+    again = decision("judge", {"steps.both.result.failed == 0": "both"}, otherwise="SUCCEED")
+    body = [task("scan", on_failure="SUCCEED", max_visits=1), task("check")]
+    story = started(parallel("both", body, join="collect", max_visits=2), again)
+    story.succeed(result="scanned")
+    story.succeed(result="checked")
+    assert story.steps["both"].visit == 2
+    assert outcomes(story) == ["FAILED_FINAL"]
+
+
+def test_what_succeeded_while_its_job_was_cancelled_is_not_skipped() -> None:
+    story = started(task("scan"), task("print"))
+    story.ack()
+    story.cancel()
+    story.succeed()
+    assert story.status is JobStatus.CANCELLED
+    assert code_of(story.skip()) == "STEP_SUCCEEDED"
 
 
 # Visits
