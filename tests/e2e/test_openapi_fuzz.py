@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.e2e.fuzz_people import People
 from tests.e2e.support import KEY, REPO, Api, free_port, until
 from tests.support.api import command, identity
 
@@ -60,6 +61,7 @@ class Target:
         self.done = self.directives.pop()
         self.callback("result", self.done, status="SUCCEEDED")
         self._keep_protocols()
+        self.people = People(self.api)
 
     def _keep_protocols(self) -> None:
         """Versions to read, drafts to delete and to publish, and published ones to deprecate."""
@@ -94,6 +96,7 @@ class Target:
             case.path_parameters[name] = known[name]
         if "{version}" in case.path:
             self.make_real_version(case, pick)
+        self.people.make_real(case, pick)
         for body in _bodies(case):
             if "/v1/callbacks" in case.path:
                 body.update(identity(directive), callback_token=directive["callback_token"])
