@@ -40,13 +40,16 @@ MATRIX: dict[FailureClass, Rule] = {
     ),
 }
 
-NEVER_RETRIED = frozenset(cause for cause, rule in MATRIX.items() if not rule.retried)
-
 
 def is_retried(spec: StepSpec, cause: FailureClass) -> bool:
     """Whether another attempt may follow, while the budget lasts. `retry_on_classes` can only narrow the matrix."""
     wanted = spec.retry_policy.retry_on_classes
     return MATRIX[cause].retried and (wanted is None or cause in wanted)
+
+
+def needs_undoing(cause: FailureClass | None) -> bool:
+    """Whether a step that failed for good like this has left something behind."""
+    return cause is not None and MATRIX[cause].review is ReviewKind.COMPENSATION
 
 
 def max_attempts(spec: StepSpec, env: Env) -> int:

@@ -20,7 +20,7 @@ from lucius.core.model import (
     Token,
 )
 from lucius.core.protocol import Place, StepSpec
-from lucius.core.retry import delay_before_retry, is_retried, max_attempts
+from lucius.core.retry import delay_before_retry, is_retried, max_attempts, needs_undoing
 from lucius.core.steps import CALLS, new_attempt, new_step
 from lucius.core.tools import ToolError
 
@@ -243,9 +243,8 @@ def _finish_step(draft: Draft, step: Step, attempt: Attempt, status: StepStatus,
 def _go_on_without(draft: Draft, step: Step, attempt: Attempt, error: ErrorInfo) -> None:
     failure = Failure(step.step_id, error, attempt.failure_class, attempt.outcome, attempt.attempt_no)
     outcome = attempt.outcome or AttemptOutcome.FAILED
-    needs_undoing = attempt.failure_class is FailureClass.COMPENSATION_REQUIRED
-    is_handler = flow.place_of(draft, step).handler_of is not None
-    if not is_handler and (needs_undoing or _may_have_an_effect(draft.spec(step), outcome)):
+    undo = needs_undoing(attempt.failure_class) or _may_have_an_effect(draft.spec(step), outcome)
+    if undo and flow.place_of(draft, step).handler_of is None:
         draft.ready.append(Token(flow.UNDO, before=step.step_id, failure=failure))
     else:
         flow.failed(draft, step, failure)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lucius.core.decision import Defaults, Env
-from lucius.core.model import AttemptOutcome, FailureClass, JobStatus, ReviewKind, StepStatus
+from lucius.core.model import AttemptOutcome, FailureClass, ReviewKind, StepStatus
 from lucius.core.protocol import BackoffStrategy, RetriedClass, RetryPolicy, StepSpec
 from lucius.core.retry import MATRIX, delay_before_retry, max_attempts
 from tests.unit.core.builders import MINUTE, SECOND, Story, three_steps
@@ -172,17 +172,24 @@ class Cell(NamedTuple):
 CELLS = [Cell(*cell) for cell in product(FailureClass, FACTORS, (None, 1, 10 * MINUTE), (0, 1), CLASSES)]
 
 
+def reviewed(story: Story) -> ReviewKind:
+    """What the last decision asked a person to look at."""
+    (item,) = story.decision.reviews
+    return item.kind
+
+
 def decided(cell: Cell) -> int | None:
     """What the core makes of it: how long the step waits for another attempt; None if it has failed for good."""
     story = Story(three_steps(retry=cell.spec.retry_policy), jitter=0.25).processing()
     story.fail(failure_class=FailureClass.TRANSIENT if cell.retries_transient else cell.cause)
     if story.step.status == "FAILED_FINAL":
+        assert reviewed(story) is DOCUMENTED[cell.cause][2]
         return None
     story.next_attempt().hand_over()
     story.ack()
     story.fail(failure_class=cell.cause, retry_after_ms=cell.retry_after_ms)
     if story.step.status is StepStatus.FAILED_FINAL:
-        assert story.status in (JobStatus.FAILED_FINAL, JobStatus.PAUSED)
+        assert reviewed(story) is DOCUMENTED[cell.cause][2]
         return None
     assert story.step.status is StepStatus.FAILED_RETRY
     assert story.step.retry_at is not None
