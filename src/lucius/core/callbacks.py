@@ -15,6 +15,7 @@ from lucius.core.draft import Draft
 from lucius.core.inputs import Ack, Failed, Heartbeat, Succeeded
 from lucius.core.model import TIMED_OUT, Disposition, Instant, JobStatus, Quarantined, Step, StepStatus
 from lucius.core.protocol import spec_id
+from lucius.core.steps import DISPATCHED
 
 ServiceSaid = Ack | Heartbeat | Succeeded | Failed
 RUNNING = frozenset({StepStatus.DISPATCHING, StepStatus.INITIATED, StepStatus.PROCESSING})
@@ -22,8 +23,8 @@ RUNNING = frozenset({StepStatus.DISPATCHING, StepStatus.INITIATED, StepStatus.PR
 
 def receive(draft: Draft, said: ServiceSaid) -> Reply:
     step = draft.find(said.step_id) if spec_id(said.step_id) in draft.protocol.plan.places else None
-    if step is None:
-        return Refused("STEP_NOT_FOUND", f"job {draft.job.job_id} has no started step {said.step_id}")
+    if step is None or step.kind not in DISPATCHED:
+        return Refused("STEP_NOT_FOUND", f"no service was ever asked for step {said.step_id} of job {draft.job.job_id}")
     if (said.attempt_no, said.lease_id) != (step.attempt.attempt_no, step.attempt.lease_id):
         return _stale(draft, step, said)
     digest = _digest(said)

@@ -24,7 +24,7 @@ from lucius.core.model import (
     Token,
 )
 from lucius.core.protocol import spec_id
-from lucius.core.steps import new_attempt
+from lucius.core.steps import DISPATCHED, new_attempt
 
 MAX_RUNS_SHOWN = 50
 _ROWS_OF_A_FENCE, _ROWS_OF_A_RUN = 5, 8
@@ -233,8 +233,8 @@ def adopt(draft: Draft, asked: Adopt) -> Reply:
     """A quarantined success becomes the step's result: now if the step still runs, else in a new run."""
     kept = asked.kept
     step = draft.find(kept.step_id)
-    if step is None:
-        return Refused("STEP_NOT_FOUND", f"job {kept.job_id} has no started step {kept.step_id}")
+    if step is None or step.kind not in DISPATCHED:
+        return Refused("STEP_NOT_FOUND", f"no service was ever asked for step {kept.step_id} of job {kept.job_id}")
     if draft.job.status is JobStatus.SUCCEEDED or (step.status is StepStatus.SUCCEEDED and draft.current(step.step_id)):
         return Refused("STEP_SUCCEEDED", f"step {kept.step_id} has a result already")
     if draft.job.live and step.step_id in draft.job.active:

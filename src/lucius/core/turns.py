@@ -29,9 +29,9 @@ def settle(draft: Draft) -> None:
         deadlines.go_on_stopping(draft)
     elif draft.cancelling:
         _go_on_cancelling(draft)
-    _hold_or_release(draft)
     while draft.may_go_on() and _take_a_turn(draft):
         pass
+    _hold_or_release(draft)
 
 
 def _take_a_turn(draft: Draft) -> bool:
