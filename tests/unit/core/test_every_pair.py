@@ -13,26 +13,50 @@ import pytest
 from lucius.core.decision import Applied, CallbackReply, Decision, Ignored, Refused
 from lucius.core.inputs import (
     Ack,
+    Adopt,
     Cancel,
+    CastVote,
+    Compensate,
     DeadlinePassed,
+    Discard,
     Failed,
+    GiveSignal,
     HandedOver,
     HandOverFailed,
     HandOverReleased,
     HandOverStarted,
     Heartbeat,
     Input,
+    NoticeTold,
+    Pause,
     Repair,
+    Resume,
+    Retry,
     RetryHandOver,
+    Skip,
     Start,
     Succeeded,
 )
-from lucius.core.model import Disposition, ErrorInfo, FailureClass, JobStatus, StepStatus
-from tests.unit.core.builders import NEVER_LEASED, Lease, Story, failure, success
-from tests.unit.core.situations import SITUATIONS
+from lucius.core.model import (
+    Disposition,
+    ErrorInfo,
+    FailureClass,
+    JobStatus,
+    OutboxRow,
+    OutboxStatus,
+    Quarantined,
+    ReviewItem,
+    ReviewKind,
+    ReviewStatus,
+    StepStatus,
+)
+from tests.unit.core.builders import JOB_ID, NEVER_LEASED, Lease, Story, failure, success
+from tests.unit.core.kind_situations import KIND_SITUATIONS, WITHOUT_A_SERVICE
+from tests.unit.core.situations import SITUATIONS as TASK_SITUATIONS
 
 TABLE = Path(__file__).with_name("every_pair.txt")
 REFUSED = ErrorInfo("HANDOVER_FAILED", "refused")
+SITUATIONS = {**TASK_SITUATIONS, **KIND_SITUATIONS}
 
 
 def ack(lease: Lease) -> Ack:
@@ -65,9 +89,44 @@ def look(story: Story, *, back: bool = False) -> Input:
 
 
 def look_too_late(story: Story) -> Input:
-    assert story.job.deadline is not None
-    story.now = max(story.now, story.job.deadline)
+    story.now = max(story.now, story.job.deadline or 0)  # it has none while handlers run
     return DeadlinePassed()
+
+
+def kept(story: Story) -> Quarantined:
+    return Quarantined(JOB_ID, "ocr", 1, "lease-1", story.now, {"pages": 5}, [])
+
+
+def some_item(story: Story, status: ReviewStatus = ReviewStatus.OPEN) -> ReviewItem:
+    """An item beside the job's own."""
+    return ReviewItem(
+        review_id="another",
+        job_id=JOB_ID,
+        tenant_id="acme",
+        request_type="OCR",
+        kind=ReviewKind.STALE_RESULT,
+        status=status,
+        signature="s",
+        created_at=story.now,
+        updated_at=story.now,
+        resolved_by=None if status is ReviewStatus.OPEN else "bob",
+    )
+
+
+def notice(story: Story) -> OutboxRow:
+    return OutboxRow(
+        outbox_id=f"{JOB_ID}/~job/1",
+        job_id=JOB_ID,
+        tenant_id="acme",
+        step_id="~job",
+        attempt_no=1,
+        lease_id="1",
+        service="lucius.webhook",
+        topic="",
+        lane=0,
+        status=OutboxStatus.PENDING,
+        created_at=story.now,
+    )
 
 
 # what is about the job
@@ -79,6 +138,24 @@ ABOUT_THE_JOB: dict[str, Callable[[Story], Input]] = {
     "clock, when due and just back": lambda story: look(story, back=True),
     "clock, job timeout": look_too_late,
     "cancel": lambda story: Cancel("ada"),
+    "pause": lambda story: Pause("ada"),
+    "resume": lambda story: Resume("ada"),
+    "signal": lambda story: GiveSignal("go", "erp"),
+    "another signal": lambda story: GiveSignal("come", "erp"),
+    "approve": lambda story: CastVote(step_id="ocr", approves=True, by="ada"),
+    "approve again": lambda story: CastVote(step_id="ocr", approves=True, by="bob"),
+    "reject": lambda story: CastVote(step_id="ocr", approves=False, by="ada"),
+    "a stranger approves": lambda story: CastVote(step_id="ocr", approves=True, by="eve"),
+    "retry": lambda story: Retry(by="ada"),
+    "retry from the first step": lambda story: Retry(by="ada", from_step=story.protocol.steps[0].step_id),
+    "retry from the last step": lambda story: Retry(by="ada", from_step="sis"),
+    "skip": lambda story: Skip(by="ada", result={"pages": 1}),
+    "compensate": lambda story: Compensate(by="ada"),
+    "adopt": lambda story: Adopt(kept=kept(story), by="ada"),
+    "discard its review": lambda story: Discard(item=story.job.review or some_item(story), by="ada"),
+    "discard another review": lambda story: Discard(item=some_item(story), by="ada"),
+    "discard a closed review": lambda story: Discard(item=some_item(story, ReviewStatus.RESOLVED), by="ada"),
+    "notice told": lambda story: NoticeTold(row=notice(story)),
     "retry hand-over": lambda story: RetryHandOver("ada"),
     "repair": lambda story: Repair(),
     "repair of its row": lambda story: Repair(("ocr",)),
@@ -112,7 +189,7 @@ LEASES: dict[str, Callable[[Story], Lease]] = {
     "no such step": of_no_step,
     "step to come": of_a_step_to_come,
 }
-WITHOUT_STEPS = ("QUEUED", "FAILED_FINAL before it started", "CANCELLED before it started")
+WITHOUT_STEPS = ("QUEUED", "PAUSED/QUEUED", "FAILED_FINAL before it started", "CANCELLED before it started")
 WITH_ALL_STEPS = ("SUCCEEDED",)
 
 
@@ -124,8 +201,10 @@ def outcome(story: Story, happened: Input) -> str:
 def described(story: Story, decision: Decision) -> str:
     match decision.reply:
         case Applied() | CallbackReply(disposition=Disposition.APPLIED):
-            step = story.status_of("ocr")
-            return f"APPLIED, then job {story.status} and step {step}"
+            step, held = story.status_of("ocr"), story.job.paused is not None and story.job.paused.on_review
+            run = f" in run {story.job.run_no}" if story.job.run_no > 1 else ""
+            undoing = " (undoing)" if story.job.live and story.job.compensation is not None else ""
+            return f"APPLIED, then job {story.status}{' on review' if held else ''}{undoing}{run} and step {step}"
         case CallbackReply(disposition=disposition):
             return f"{disposition}, kept in quarantine" if decision.quarantined else str(disposition)
         case Ignored():
@@ -157,7 +236,8 @@ def fenced_pairs(situation: str, whose: str) -> dict[str, str]:
 def whose_leases(situation: str) -> list[str]:
     if situation in WITHOUT_STEPS:
         return ["no such step", "step to come"]
-    return ["old lease", "foreign lease", "no such step", *([] if situation in WITH_ALL_STEPS else ["step to come"])]
+    spoken_for = [] if situation in WITHOUT_A_SERVICE else ["old lease", "foreign lease"]
+    return [*spoken_for, "no such step", *([] if situation in WITH_ALL_STEPS else ["step to come"])]
 
 
 def read_table() -> dict[str, dict[str, str]]:
