@@ -60,7 +60,8 @@ async def _dev(host: str, port: int, data_dir: Path, with_services: bool, engine
         async with serving(settings, listener) as server:
             await _ready(Connection(url, key), server, stop)
             remember_dev_server(data_dir, url)
-            child_env = {**env, "LUCIUS_ORCHESTRATOR_URL": url, "LUCIUS_API_KEY": key, "LUCIUS_DATA_DIR": str(data_dir)}
+            ours = {"LUCIUS_ORCHESTRATOR_URL": url, "LUCIUS_API_KEY": key, "LUCIUS_DATA_DIR": str(data_dir)}
+            child_env = {**_without_secrets(env), **ours}
             async with _services_running(child_env if with_services else None):
                 _say_ready(url, key, settings, with_services)
                 await until_stopped(server, stop)
@@ -82,6 +83,12 @@ async def _ready(to: Connection, server: asyncio.Task[None], stop: asyncio.Event
             if asyncio.get_running_loop().time() > deadline:
                 raise CliError(f"the control plane did not become ready within {READY_SECONDS:.0f} s")
             await asyncio.sleep(0.02)
+
+
+def _without_secrets(env: dict[str, str]) -> dict[str, str]:
+    """What the engine alone may know stays out of the services' processes."""
+    private = ("LUCIUS_SECRET_", "LUCIUS_WEBHOOK_SECRET_", "LUCIUS_TOKEN_SECRET")
+    return {name: value for name, value in env.items() if not name.startswith(private)}
 
 
 @asynccontextmanager

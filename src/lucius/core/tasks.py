@@ -191,7 +191,7 @@ def _end_attempt(
     """An attempt ended without success: retry, fail for good, or let a cancel through."""
     spec = draft.spec(step)
     attempt = replace(step.attempt, ended_at=draft.now, outcome=outcome, failure_class=cause, error=error)
-    retryable = is_retried(spec, cause) and not _may_have_an_effect(spec, outcome)
+    retryable = is_retried(spec, cause) and not _may_have_an_effect(spec, attempt)
     if retryable and draft.cancelling:
         _finish_step(draft, step, attempt, StepStatus.CANCELLED, error)
     elif retryable and step.tries < max_attempts(spec, draft.env):
@@ -201,9 +201,12 @@ def _end_attempt(
         _finish_step(draft, step, attempt, StepStatus.FAILED_FINAL, error)
 
 
-def _may_have_an_effect(spec: StepSpec, outcome: AttemptOutcome) -> bool:
+def _may_have_an_effect(spec: StepSpec, attempt: Attempt) -> bool:
     """Whether a step that must not be repeated may have left us: then nothing but a person repeats it."""
-    return spec.retry_safety == "NOT_SAFE_TO_RETRY" and outcome is not AttemptOutcome.HANDOVER_FAILED
+    if spec.retry_safety != "NOT_SAFE_TO_RETRY" or attempt.outcome is AttemptOutcome.HANDOVER_FAILED:
+        return False
+    never_sent = attempt.extra is not None and attempt.extra.get("sent") is False
+    return not (spec.kind in CALLS and never_sent)  # our own caller knows when no byte of it went out
 
 
 def _await_retry(draft: Draft, step: Step, attempt: Attempt, error: ErrorInfo, retry_at: Instant) -> None:
@@ -242,8 +245,7 @@ def _finish_step(draft: Draft, step: Step, attempt: Attempt, status: StepStatus,
 
 def _go_on_without(draft: Draft, step: Step, attempt: Attempt, error: ErrorInfo) -> None:
     failure = Failure(step.step_id, error, attempt.failure_class, attempt.outcome, attempt.attempt_no)
-    outcome = attempt.outcome or AttemptOutcome.FAILED
-    undo = needs_undoing(attempt.failure_class) or _may_have_an_effect(draft.spec(step), outcome)
+    undo = needs_undoing(attempt.failure_class) or _may_have_an_effect(draft.spec(step), attempt)
     if undo and flow.place_of(draft, step).handler_of is None:
         draft.ready.append(Token(flow.UNDO, before=step.step_id, failure=failure))
     else:

@@ -179,6 +179,17 @@ class TestACall:
         (event,) = await engine.events("CALLBACK_RESULT")
         assert event.data["extra"] == {"sent": False}
 
+    async def test_what_must_not_be_repeated_is_tried_again_only_if_surely_nothing_was_sent(self, there: Peer) -> None:
+        never = Engine()
+        async with never.running():
+            await never.submit(call("http://127.0.0.1:1/", retry_safety="NOT_SAFE_TO_RETRY"))
+            assert (await never.until("call", "FAILED_RETRY")).tries == 1
+        perhaps = Engine()
+        there.answer = always(503)
+        async with perhaps.running():
+            await perhaps.submit(call(there.url, retry_safety="NOT_SAFE_TO_RETRY"))
+            assert (await perhaps.until("call", "FAILED_FINAL")).tries == 1
+
     @pytest.mark.parametrize(
         ("url", "code"),
         [
