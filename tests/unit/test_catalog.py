@@ -83,17 +83,19 @@ async def test_a_catalog_answers_from_its_files_before_it_has_looked_at_the_stor
 
 
 async def test_a_new_file_serves_once_it_is_recorded_and_not_before(files: Files, store: Store) -> None:
-    made = catalog(files, store)
+    made, other = catalog(files, store), catalog(Files(), store)
     await made.refresh()
     files.put(protocol(), protocol(2))
+    await other.draft({"protocol_id": "y", "version": 7, "request_type": "Y", "steps": [{"step_id": "a"}]}, "ann")
     store.held.clear()
     refreshing = asyncio.create_task(made.refresh())
     await asyncio.sleep(0)
+    assert not refreshing.done()
     assert made.resolve("X", 2) is None
     store.held.set()
     assert await refreshing
     assert made.resolve("X") == protocol(2)
-    assert [version.file for version in (await store.protocol_versions()).versions] == ["p.yaml", "p.yaml"]
+    assert [version.file for version in (await store.protocol_versions()).versions] == ["p.yaml", "p.yaml", ""]
 
 
 async def test_a_file_that_can_not_be_recorded_is_known_and_recorded_later(files: Files, store: Store) -> None:
@@ -132,6 +134,7 @@ async def test_endless_conflicts_end_and_are_tried_again_at_the_next_look(files:
     store.refuses = [VersionConflict("moved")] * 20
     await made.refresh()
     assert not (await store.protocol_versions()).versions
+    assert made.resolve("X") == protocol()
     await made.refresh()
     assert len((await store.protocol_versions()).versions) == 1
 
