@@ -66,7 +66,7 @@ def _by_step(option: str, given: Given, read: Callable[[str, str], tuple[str, li
 
 
 def _joined(first: Mapping[str, tuple[T, ...]], then: Mapping[str, tuple[U, ...]]) -> dict[str, tuple[T | U, ...]]:
-    return {step_id: (*first.get(step_id, ()), *then.get(step_id, ())) for step_id in first.keys() | then.keys()}
+    return {step_id: (*first.get(step_id, ()), *then.get(step_id, ())) for step_id in {**first, **then}}
 
 
 def _failure(option: str, text: str) -> tuple[str, list[Fails]]:

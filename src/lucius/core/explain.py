@@ -36,9 +36,10 @@ def _paused(job: Job) -> str:
     assert pause is not None, "it is paused"
     since = clock_time(pause.at, job.updated_at)
     if pause.on_review:
-        item = job.review.review_id if job.review else "-"
-        what = f"after {job.failure.error.code} in step {job.failure.step_id}" if job.failure else ""
-        return f"waits since {since} for a person to act on review item {item} {what}".rstrip()
+        item = job.review  # what it is about now: a handler that failed, rather than what it was to undo
+        name = item.review_id if item else "-"
+        what = f"after {item.error.code} in step {item.step_id}" if item and item.error else ""
+        return f"waits since {since} for a person to act on review item {name} {what}".rstrip()
     why = f": {pause.reason}" if pause.reason else ""
     return f"paused by {pause.by} since {since}{why}"
 

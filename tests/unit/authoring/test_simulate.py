@@ -193,6 +193,7 @@ def test_what_is_undone_is_told_in_its_order_and_what_is_left_too() -> None:
     halted = rehearsed(made, Script(troubles={"c": (TRANSIENT,), "undo-b": (FINAL,)}))
     assert (halted.undone, halted.not_undone) == ([], ["b", "a"])
     assert halted.stands_still is not None
+    assert halted.stands_still.endswith("after SIMULATED in step undo-b")
 
 
 def test_a_simulation_is_bounded_in_time_and_in_work() -> None:
