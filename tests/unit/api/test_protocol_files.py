@@ -1,6 +1,7 @@
 """Files in the protocol folder are published versions, and what was published outlives file and process."""
 
 from pathlib import Path
+from shutil import copy2
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from msgspec.structs import replace
 
 from lucius.adapters.ledger_sqlite import SqliteLedger
 from lucius.core.protocol import digest
-from lucius.ports.protocols import ProtocolVersion
+from lucius.ports.errors import VersionPublished
+from lucius.ports.protocols import ProtocolVersion, VersionStatus
 from tests.support.api import Api, serving, settings_for
 from tests.unit.api.conftest import Start
 from tests.unit.api.test_protocol_life import V, deprecate, document, publish, statuses, submit
@@ -104,6 +106,22 @@ class TestFiles:
             (await submit(api, protocol_version=1)).problem(409, "PROTOCOL_DEPRECATED")
             assert (await submit(api)).status == 202
             (await api.post("/v1/protocols", document(3, title="x"))).ok(200)
+
+    async def test_what_was_answered_survives_a_kill(self, settings: Any, tmp_path: Path) -> None:
+        async with serving(settings) as api:
+            await publish(api, 1)
+            await deprecate(api, 1)
+            for name in ("ledger.db", "ledger.db-wal"):  # as a kill here and now would leave them
+                copy2(tmp_path / name, tmp_path / f"killed-{name}")
+        (tmp_path / "killed-ledger.db-wal").rename(tmp_path / "killed.db-wal")
+        ledger = SqliteLedger.open((tmp_path / "killed-ledger.db").rename(tmp_path / "killed.db"))
+        kept = await ledger.protocol_versions()
+        (version,) = [version for version in kept.versions if version.protocol.request_type == "UPPER"]
+        assert version.status is VersionStatus.DEPRECATED
+        changed = replace(version, protocol=replace(version.protocol, title="other"))
+        with pytest.raises(VersionPublished):
+            await ledger.put_protocols([changed], kept.revision)
+        await ledger.close()
 
     async def test_a_draft_makes_way_for_a_file(self, settings: Any, folder: Path) -> None:
         async with serving(settings) as api:
