@@ -71,7 +71,7 @@ ADVICE: dict[RejectCode, str] = {
     RejectCode.STEP_SUCCEEDED: "Discard the item: its result is not needed.",
     RejectCode.UNKNOWN_SIGNAL: "Use a name that `detail` lists: those that steps of the protocol wait for.",
     RejectCode.TOO_MANY_SIGNALS: "Wait until a step has taken some of them.",
-    RejectCode.NOT_AN_APPROVER: "Let one of those approve whom `detail` names; a key's `groups` are in the config file.",
+    RejectCode.NOT_AN_APPROVER: "Let one of those approve whom `detail` names; the config file has a key's `groups`.",
     RejectCode.ALREADY_VOTED: "Let another person vote; a vote can't be changed.",
     RejectCode.APPROVAL_ENDED: "Nothing to do: look at the job for how it was decided.",
     RejectCode.REVIEW_NOT_FOUND: "Check the id, and that the key is good for the item's tenant.",

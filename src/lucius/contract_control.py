@@ -129,7 +129,7 @@ class ReviewActRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ReviewBulkRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Items by their ids, or the newest open ones that fit `signature`, `kind` and `tenant_id`: at least one of them."""
+    """Items by their ids, or the newest open ones that fit at least one of `signature`, `kind` and `tenant_id`."""
 
     act: Act
     reason: Why
