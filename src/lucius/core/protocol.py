@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from lucius.core.model import FailureClass
 
@@ -165,12 +166,14 @@ class StepSpec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 
 
 class Policies(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """`timeout_ms` is the job's SLA, `max_inflight` how many jobs of the protocol may be live at once."""
+    """`timeout_ms` is the job's SLA, `max_inflight` how many jobs of the protocol may be live at once, `retry_policy`
+    what holds for steps that say nothing of their own."""
 
     timeout_ms: Timeout | None = None
     max_inflight: Annotated[int, Meta(ge=0, le=10**9)] | None = None
     compensation: Literal["auto", "manual"] = "manual"
     compensate_on_cancel: bool = False
+    retry_policy: RetryPolicy = RetryPolicy()
 
 
 class Protocol(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, dict=True):
@@ -187,7 +190,7 @@ class Protocol(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 
     @cached_property
     def plan(self) -> "Plan":
-        return Plan(self.steps)
+        return Plan(self.steps, self.policies.retry_policy)
 
     def step(self, step_id: str) -> StepSpec | None:
         """The spec of a step of a job, whichever map item it belongs to."""
@@ -214,9 +217,10 @@ class Place(Struct, frozen=True):
 class Plan:
     """A protocol's steps, those inside others too, by id and in the order of the document."""
 
-    def __init__(self, steps: tuple[StepSpec, ...]) -> None:
+    def __init__(self, steps: tuple[StepSpec, ...], retry_policy: RetryPolicy) -> None:
         self.places: dict[str, Place] = {}
         self.repeated: list[str] = []
+        self._retry_policy = retry_policy
         self._lay_out(steps, None, None, 0)
 
     def _lay_out(self, steps: tuple[StepSpec, ...], container: str | None, branch: str | None, maps: int) -> None:
@@ -234,6 +238,8 @@ class Plan:
     def _put(self, place: Place) -> None:
         if place.spec.step_id in self.places:
             self.repeated.append(place.spec.step_id)
+        if place.spec.retry_policy == RetryPolicy():
+            place = replace(place, spec=replace(place.spec, retry_policy=self._retry_policy))
         self.places[place.spec.step_id] = place
 
     def beside(self, name: str) -> list[str]:

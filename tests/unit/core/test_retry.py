@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from lucius.core.decision import Defaults, Env
 from lucius.core.model import AttemptOutcome, FailureClass, ReviewKind, StepStatus
-from lucius.core.protocol import BackoffStrategy, RetriedClass, RetryPolicy, StepSpec
+from lucius.core.protocol import BackoffStrategy, Map, Policies, Protocol, RetriedClass, RetryPolicy, StepSpec
 from lucius.core.retry import MATRIX, delay_before_retry, max_attempts
 from tests.unit.core.builders import MINUTE, SECOND, Story, three_steps
 
@@ -207,3 +208,19 @@ def test_the_matrix_has_a_row_for_every_class_that_says_where_a_final_failure_go
     assert {cause: (rule.retried, rule.review) for cause, rule in MATRIX.items()} == {
         cause: (retried, review) for cause, (retried, _, review) in DOCUMENTED.items()
     }
+
+
+def test_a_protocols_own_retry_policy_holds_for_steps_that_say_nothing() -> None:
+    quick, patient = RetryPolicy(max_attempts=1), RetryPolicy(max_attempts=5)
+    silent = StepSpec(step_id="silent", step_type="OCR", service="ocr")
+    inner = StepSpec(step_id="inner", step_type="OCR", service="ocr")
+    mapped = StepSpec(step_id="mapped", kind="map", map=Map(items="input.pages", steps=(inner,)))
+    protocol = Protocol(
+        protocol_id="p",
+        version=1,
+        request_type="P",
+        steps=(silent, replace(silent, step_id="loud", retry_policy=quick), mapped),
+        policies=Policies(retry_policy=patient),
+    )
+    found = {name: place.spec.retry_policy.max_attempts for name, place in protocol.plan.places.items()}
+    assert (found["silent"], found["loud"], found["inner"]) == (5, 1, 5)
