@@ -14,6 +14,7 @@ from lucius.cli import render
 from lucius.cli.client import Client, job_path
 from lucius.cli.connection import connection
 from lucius.cli.errors import Misused, Unsuccessful, guarded, run
+from lucius.cli.job_render import job_header, jobs_view, steps_view
 from lucius.cli.watch import watch
 from lucius.contract import Accepted, JobList, JobView
 from lucius.core.model import BlockedReason, JobStatus, Mode
@@ -23,7 +24,7 @@ ApiKey = Annotated[str | None, typer.Option("--api-key", help="Who you are; also
 AsJson = Annotated[bool, typer.Option("--json", help="Machine output on stdout")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The jobId that submit gave")]
 
-jobs = typer.Typer(help="List, show, watch and cancel jobs.", no_args_is_help=True)
+jobs = typer.Typer(help="List, show, watch, pause, resume, signal, retry and cancel jobs.", no_args_is_help=True)
 
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
@@ -149,7 +150,8 @@ def list_jobs(
         if as_json:
             render.print_json(JobList(jobs=found, next_cursor=None))
         elif found:
-            render.out().print(render.jobs_table(found, datetime.now(UTC)))
+            console = render.out()
+            console.print(jobs_view(found, datetime.now(UTC), console.width))
             if not all_ and len(found) == limit:
                 render.err().print(f"the newest {limit}; --limit or --all for more", style="dim")
         else:
@@ -159,8 +161,15 @@ def list_jobs(
 
 
 @jobs.command("show")
-def show_job(ctx: typer.Context, job: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
-    """One job: its steps, every attempt, and what happened."""
+def show_job(
+    ctx: typer.Context,
+    job: JobId,
+    items: Annotated[bool, typer.Option("--items", help="Every item of a long map")] = False,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """One job: its runs, its steps with every attempt, vote and wait, and what happened."""
 
     async def work() -> None:
         async with Client(connection(ctx, url, api_key)) as client:
@@ -172,9 +181,9 @@ def show_job(ctx: typer.Context, job: JobId, as_json: AsJson = False, url: Url =
             render.print_json({**shown, "events": msgspec.to_builtins(events)})
             return
         console = render.out()
-        console.print(render.job_header(client.read(answer, JobView)))
+        console.print(job_header(client.read(answer, JobView)))
         console.print()
-        console.print(render.steps_table(steps.steps))
+        console.print(steps_view(steps.steps, every_item=items))
         console.print(f"\n{len(events)} events: {render.events_summary(events)}", style="dim")
 
     run(work)

@@ -6,10 +6,12 @@ from typing import Annotated
 import typer
 
 from lucius import __version__
-from lucius.cli import graph, jobs, serve, simulate
+from lucius.cli import control, graph, jobs, serve, simulate
+from lucius.cli.audit import audit
 from lucius.cli.connection import DEFAULT_DATA_DIR, Options
 from lucius.cli.demo import demo
 from lucius.cli.protocols import protocols
+from lucius.cli.review import review
 
 app = typer.Typer(
     name="lucius",
@@ -47,13 +49,17 @@ def options(
     ctx.obj = Options(url, api_key, data_dir)
 
 
-TRY, WORK, RUN = "Try it", "Work with jobs", "Run it"
+TRY, WORK, PEOPLE, RUN = "Try it", "Work with jobs", "Decide and review", "Run it"
 
 app.command(rich_help_panel=TRY)(demo)
 app.command(rich_help_panel=TRY)(serve.dev)
 app.command(rich_help_panel=WORK)(jobs.submit)
 app.add_typer(jobs.jobs, name="jobs", rich_help_panel=WORK)
 app.command(rich_help_panel=WORK)(jobs.explain)
+app.command(rich_help_panel=PEOPLE)(control.approve)
+app.command(rich_help_panel=PEOPLE)(control.reject)
+app.add_typer(review, name="review", rich_help_panel=PEOPLE)
+app.add_typer(audit, name="audit", rich_help_panel=PEOPLE)
 protocols.command("graph")(graph.graph)
 app.add_typer(protocols, name="protocols", rich_help_panel=WORK)
 app.command(rich_help_panel=WORK)(simulate.simulate)

@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from lucius.cli.client import TERMINAL
-from lucius.contract import AttemptView, EventView, JobSummary, JobView, StepWithAttempts
+from lucius.contract import EventView, JobView
 from lucius.contract_protocols import ProtocolList, ProtocolView
 
 WIDE = 200  # in a pipe nobody looks at the width, and cut lines help nobody
@@ -27,6 +28,17 @@ STYLES = {
     "PROCESSING": "cyan",
     "IN_PROGRESS": "cyan",
     "INITIATED": "cyan",
+    "WAITING": "cyan",
+    "WAITING_APPROVAL": "magenta",
+    "AWAITING_APPROVAL": "magenta",
+    "PAUSED": "yellow",
+    "HALTED": "red",
+    "RUNNING": "cyan",
+    "COMPLETED": "green",
+    "OPEN": "yellow",
+    "REPROCESSED": "green",
+    "RESOLVED": "green",
+    "DISCARDED": "dim",
     "PENDING": "dim",
     "SKIPPED": "dim",
 }
@@ -65,26 +77,32 @@ def status_text(status: str) -> Text:
     return Text(status, style=STYLES.get(status, ""))
 
 
-def jobs_table(jobs: Iterable[JobSummary], now: datetime) -> Table:
-    whole = {"no_wrap": True, "overflow": "fold"}
-    made = table(("JOB", whole), ("TENANT", whole), ("TYPE", whole), ("STATUS", whole), "STEP", "AGE", "WHY")
-    for job in jobs:
-        made.add_row(
-            job.jobId,
-            job.tenant_id,
-            job.request_type,
-            status_text(job.status),
-            job.current_step_id or "",
-            ago(job.created_at, now),
-            _why(job),
-        )
-    return made
+class Line:
+    """Cells under their heads, and below them notes that have the whole width."""
+
+    def __init__(self, cells: Sequence[str | Text], *notes: str | Text) -> None:
+        self.cells = [cell if isinstance(cell, Text) else Text(cell) for cell in cells]
+        self.notes = [note if isinstance(note, Text) else Text(note, style="dim") for note in notes]
 
 
-def _why(job: JobSummary) -> str:
-    if job.blocked_on is not None:
-        return job.blocked_on.message
-    return job.error.message or job.error.code if job.error else ""
+def listing(heads: Sequence[str], lines: Sequence[Line]) -> RenderableType:
+    """Columns as wide as they must be, the last one wrapped; nothing is cut."""
+    widths = [max(len(head), *(line.cells[i].cell_len for line in lines)) for i, head in enumerate(heads[:-1])]
+    shown: list[RenderableType] = [_columns(widths, [Text(head, style="bold") for head in heads])]
+    for line in lines:
+        if any(line.cells):
+            shown.append(_columns(widths, line.cells))
+        shown += [Padding(note, (0, 0, 0, 4), expand=False) for note in line.notes if note]
+    return Group(*shown)
+
+
+def _columns(widths: Sequence[int], cells: Sequence[Text]) -> Table:
+    row = Table.grid(padding=(0, 2, 0, 0))
+    for width in widths:
+        row.add_column(width=width, no_wrap=True, overflow="fold")
+    row.add_column(overflow="fold")
+    row.add_row(*cells)
+    return row
 
 
 def explain(job: JobView) -> str:
@@ -101,57 +119,6 @@ def explain(job: JobView) -> str:
         case _:
             error = job.error
             return f"{job.status} {took}: {error.message or error.code} [{error.code}]" if error else job.status
-
-
-def job_header(job: JobView) -> Table:
-    made = table(("", {"style": "dim"}), "")
-    made.show_header = False
-    rows: list[tuple[str, str | Text]] = [
-        ("job", job.jobId),
-        ("tenant", job.tenant_id),
-        ("protocol", f"{job.request_type} version {job.protocol_version}"),
-        ("mode", job.mode + (f", doc_id {job.doc_id}" if job.doc_id else "")),
-        ("status", status_text(job.status)),
-        ("why", explain(job)),
-        ("created", job.created_at),
-        ("ended", job.completed_at or ""),
-        ("input", job.input_ref),
-        ("output", job.output_ref),
-        ("workspace", job.workspace_ref),
-        ("correlation", job.correlation_id),
-        ("key", job.idempotency_key or ""),
-    ]
-    for name, value in rows:
-        if value:
-            made.add_row(name, value)
-    return made
-
-
-def steps_table(steps: Sequence[StepWithAttempts]) -> Table:
-    """One line for each attempt, in order."""
-    made = table("STEP", "SERVICE", "STATUS", "ATTEMPT", "HOW IT ENDED", "LANE", "HANDED OVER", "ACK", "ENDED", "ERROR")
-    for step in steps:
-        if not step.attempts:
-            made.add_row(step.stepId, step.service, status_text(step.status), "", "", "", "", "", "", "")
-        for number, attempt in enumerate(step.attempts):
-            last = number == len(step.attempts) - 1
-            name = (step.stepId, step.service) if number == 0 else ("", "")
-            made.add_row(*name, status_text(step.status if last else ""), *_attempt_cells(attempt))
-    return made
-
-
-def _attempt_cells(attempt: AttemptView) -> tuple[str, ...]:
-    error = attempt.error.message or attempt.error.code if attempt.error else ""
-    progress = f"{attempt.progress:.0%} done" if attempt.progress is not None else ""
-    return (
-        str(attempt.attempt_no),
-        (attempt.outcome or progress) + (" (late success kept)" if attempt.quarantined else ""),
-        str(attempt.lane),
-        time_of(attempt.handed_over_at),
-        time_of(attempt.acked_at),
-        time_of(attempt.ended_at),
-        error,
-    )
 
 
 def events_summary(events: Sequence[EventView]) -> str:
@@ -222,6 +189,12 @@ def ago(then: str, now: datetime) -> str:
 
 def seconds_between(start: str, end: str | None) -> float:
     return (parse(end) - parse(start)).total_seconds() if end else 0.0
+
+
+def moment(instant: str, now: datetime | None = None) -> str:
+    """The time of day; with the date where it is not today."""
+    at, today = parse(instant).astimezone(UTC), (now or datetime.now(UTC)).date()
+    return at.strftime("%H:%M:%S UTC" if at.date() == today else "%Y-%m-%d %H:%M:%S UTC")
 
 
 def time_of(instant: str | None) -> str:

@@ -11,12 +11,15 @@ from rich.text import Text
 
 from lucius.cli.client import TERMINAL, Client
 from lucius.cli.errors import Unreachable
+from lucius.cli.job_render import ENDED, progress_of
 from lucius.cli.render import event_line, explain, out, status_text
 from lucius.contract import EventView, JobView, StepView
 
 REFRESH_SECONDS = 0.5  # heartbeats leave no event, so progress is looked up
 PATIENCE_SECONDS = 60.0
 SHOWN_EVENTS = 8
+SHOWN_ITEMS = 8
+NO_ATTEMPTS = frozenset({"decision", "wait", "human_approval", "parallel", "map"})
 DONE = {"SUCCEEDED": 1.0, "PROCESSING": 0.1, "INITIATED": 0.05}
 
 
@@ -86,13 +89,28 @@ def _picture(job: JobView, events: list[EventView]) -> RenderableType:
 
 def _steps(job: JobView) -> Table:
     made = Table.grid(padding=(0, 2))
-    for step in job.steps:
-        tries = f"attempt {step.attempt_no}" if step.attempt_no else ""
-        made.add_row(step.stepId, ProgressBar(1.0, done_part(step), width=30), status_text(step.status), tries)
+    for step in _worth_watching(job.steps):
+        made.add_row(step.stepId, ProgressBar(1.0, done_part(step), width=30), status_text(step.status), _tells(step))
     return made
 
 
+def _worth_watching(steps: list[StepView]) -> list[StepView]:
+    """Of a map's items only those at work, and only as many as fit."""
+    items = [step for step in steps if "." in step.stepId and step.status not in ENDED][:SHOWN_ITEMS]
+    return [step for step in steps if "." not in step.stepId or step in items]
+
+
+def _tells(step: StepView) -> str:
+    if step.items is not None:
+        return progress_of(step.items, "branches" if step.kind == "parallel" else "items")
+    if step.status == "AWAITING_APPROVAL":
+        return f"{len(step.votes)} given" if step.votes else ""
+    return f"attempt {step.attempt_no}" if step.attempt_no and step.kind not in NO_ATTEMPTS else ""
+
+
 def done_part(step: StepView) -> float:
+    if step.items is not None:
+        return (step.items.succeeded + step.items.failed) / max(1, step.items.total)
     if step.status == "PROCESSING" and step.progress is not None:
         return max(DONE["PROCESSING"], step.progress)
     return DONE.get(step.status, 0.0)
