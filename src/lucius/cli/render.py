@@ -133,20 +133,34 @@ def events_summary(events: Sequence[EventView]) -> str:
 def event_line(event: EventView) -> Text:
     where = f"{event.stepId} #{event.attempt_no}" if event.stepId else ""
     hidden = ("lease_id", "extra")
-    told = "  ".join(f"{name}={_told(name, value)}" for name, value in event.data.items() if name not in hidden)
+    data = {name: value for name, value in event.data.items() if name not in hidden and value not in (None, "")}
+    told = "  ".join(f"{name}={_told(name, value)}" for name, value in data.items())
     bad = event.data.get("disposition") in ("STALE", "LATE") or event.type in _TROUBLE
     style = "yellow" if bad else ("green" if event.type.endswith("SUCCEEDED") else "")
     return Text.assemble((time_of(event.at), "dim"), "  ", (f"{event.type:<22}", style), f"  {where:<14}  {told}")
 
 
-_TROUBLE = frozenset({"STEP_RETRY_SCHEDULED", "STEP_FAILED", "JOB_FAILED_FINAL", "HANDOVER_FAILED", "DRIFT_REPAIRED"})
-_INSTANTS = frozenset({"retry_at", "ack_deadline", "lease_expires_at"})
+_TROUBLE = frozenset(
+    {
+        "STEP_RETRY_SCHEDULED",
+        "STEP_FAILED",
+        "STEP_REJECTED",
+        "JOB_FAILED_FINAL",
+        "JOB_HELD",
+        "REVIEW_OPENED",
+        "COMPENSATION_STARTED",
+        "COMPENSATION_HALTED",
+        "HANDOVER_FAILED",
+        "DRIFT_REPAIRED",
+    }
+)
+_INSTANTS = frozenset({"retry_at", "ack_deadline", "lease_expires_at", "until"})
 
 
 def _told(name: str, value: Any) -> str:
     if name in _INSTANTS and isinstance(value, int):
         return datetime.fromtimestamp(value / 1000, UTC).strftime("%H:%M:%S.%f")[:-3]
-    return str(value)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def protocols_table(listing: ProtocolList) -> Table:
