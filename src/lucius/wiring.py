@@ -170,7 +170,7 @@ def build(
         new_job_id=new_job_id,
         starts_jobs=True,
     )
-    queries = Queries(store, hub, env, settings.max_unacked)
+    queries = Queries(store, store, hub, env, settings.max_unacked)
     caller = caller or open_caller(settings, config, clock)
     calls = CallRunner(
         ledger=store,

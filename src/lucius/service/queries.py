@@ -11,8 +11,8 @@ from lucius.contract import JobView as JobAnswer
 from lucius.contract_control import AuditView
 from lucius.core.decide import unacked_counter
 from lucius.core.decision import Env, JobView
-from lucius.core.model import BlockedReason
-from lucius.ports.ledger import JobFilter, Reader
+from lucius.core.model import BlockedReason, Job
+from lucius.ports.ledger import JobFilter, Ledger, Reader
 from lucius.service.audit import verify
 from lucius.service.auth import Principal
 from lucius.service.errors import RejectCode, Rejected
@@ -23,7 +23,8 @@ UNACKED = unacked_counter("")
 
 
 class Queries:
-    def __init__(self, reader: Reader, hub: Hub, env: Env, max_unacked: int) -> None:
+    def __init__(self, ledger: Ledger, reader: Reader, hub: Hub, env: Env, max_unacked: int) -> None:
+        self._ledger = ledger
         self._reader = reader
         self._hub = hub
         self._env = env
@@ -62,7 +63,7 @@ class Queries:
         except ValueError as error:
             raise Rejected(RejectCode.INVALID_CURSOR, str(error)) from None
         explainer = Explainer(self._env, saturated)
-        views = [await self._reader.job(job.job_id) for job in page.jobs]
+        views = [await self._ledger.load(job.job_id) for job in page.jobs]
         return [job_summary(view, explainer) for view in views if view is not None], page.next_cursor
 
     async def steps(self, job_id: str, who: Principal) -> list[StepWithAttempts]:
@@ -81,7 +82,7 @@ class Queries:
 
     async def events(self, job_id: str, who: Principal, after: int, limit: int) -> tuple[list[EventView], int | None]:
         """One page of events, and the sequence number to go on after if there are more."""
-        await self._view(job_id, who)
+        await self.require(job_id, who)
         events = await self._reader.events(job_id, after, limit + 1)
         shown = [event_view(event) for event in events[:limit]]
         return shown, shown[-1].seq if len(events) > limit else None
@@ -93,13 +94,13 @@ class Queries:
         with self._hub.watch(job_id) as changed:
             while True:
                 changed.clear()
-                view = await self._view(job_id, who)
+                job = await self.require(job_id, who)
                 for event in await self._reader.events(job_id, after, 500):
                     after = event.seq
                     yield event_view(event)
-                if after < view.job.event_seq:
+                if after < job.event_seq:
                     continue
-                if not view.job.live or self._hub.closed:
+                if not job.live or self._hub.closed:
                     return
                 try:
                     async with asyncio.timeout(quiet_seconds):
@@ -109,20 +110,17 @@ class Queries:
 
     async def audit(self, job_id: str, who: Principal) -> AuditView:
         """Whether the job's events are as they were written."""
-        await self._view(job_id, who)
+        await self.require(job_id, who)
         found = await verify(self._reader, job_id)
         assert found is not None, "a job that was there stays"
         return found
 
-    async def require(self, job_id: str, who: Principal) -> None:
-        await self._view(job_id, who)
+    async def require(self, job_id: str, who: Principal) -> Job:
+        """The job's head, without the steps of a long job."""
+        return _seen(await self._ledger.load(job_id), job_id, who).job
 
     async def _view(self, job_id: str, who: Principal) -> JobView:
-        """A foreign tenant's job is as unknown as one that never was: its very existence is theirs to tell."""
-        view = await self._reader.job(job_id)
-        if view is None or not who.sees(view.job.tenant_id):
-            raise Rejected(RejectCode.JOB_NOT_FOUND, f"there is no job {job_id[:128]}")
-        return view
+        return _seen(await self._reader.job(job_id), job_id, who)
 
     async def _explainer(self) -> Explainer:
         return Explainer(self._env, await self._saturated())
@@ -134,3 +132,10 @@ class Queries:
             for counter, n in counters.items()
             if counter.startswith(UNACKED) and n >= self._max_unacked
         )
+
+
+def _seen(view: JobView | None, job_id: str, who: Principal) -> JobView:
+    """A foreign tenant's job is as unknown as one that never was: its very existence is theirs to tell."""
+    if view is None or not who.sees(view.job.tenant_id):
+        raise Rejected(RejectCode.JOB_NOT_FOUND, f"there is no job {job_id[:128]}")
+    return view
