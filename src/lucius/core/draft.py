@@ -401,7 +401,7 @@ def is_unfinished(job: Job, steps: dict[str, Step]) -> bool:
     if job.paused is not None:
         return any(is_free_to_go(step) and not step.attempt.held for step in active)
     uncleared = job.compensation is not None and not job.compensation.cleared
-    held = any(step.attempt.held for step in active)
+    held = any(is_free_to_go(step) and step.attempt.held for step in active)
     return bool(job.ready) or job.catching_up or uncleared or held or any(s.failing is not None for s in job.scopes)
 
 

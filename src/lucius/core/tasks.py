@@ -72,7 +72,7 @@ def repair(draft: Draft, step: Step) -> None:
 def hand_over(draft: Draft, step: Step) -> Step:
     """DISPATCHING → INITIATED: it has left us, and the ACK clock starts."""
     deadline = _ack_deadline(draft, step)
-    attempt = replace(step.attempt, handed_over_at=draft.now, ack_deadline=deadline, claimed_at=None)
+    attempt = replace(step.attempt, handed_over_at=draft.now, ack_deadline=deadline, claimed_at=None, held=False)
     changed = draft.change_step(step, status=StepStatus.INITIATED, attempt=attempt)
     draft.put_row(changed, OutboxStatus.SENT)
     draft.emit("STEP_HANDED_OVER", changed)
@@ -163,7 +163,7 @@ def fail_as_reported(draft: Draft, step: Step, said: Failed, digest: str) -> Non
 
 
 def fail_hand_over(draft: Draft, step: Step, error: ErrorInfo) -> None:
-    step = replace(step, attempt=replace(step.attempt, claimed_at=None, ack_deadline=None))
+    step = replace(step, attempt=replace(step.attempt, claimed_at=None, ack_deadline=None, held=False))
     _end_attempt(draft, step, AttemptOutcome.HANDOVER_FAILED, error, FailureClass.TRANSIENT)
 
 

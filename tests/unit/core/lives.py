@@ -4,8 +4,8 @@ undone in which order."""
 from msgspec.structs import replace
 
 from lucius.core.decision import Decision
-from lucius.core.model import TERMINAL_STEP, Event, Step, StepStatus
-from lucius.core.protocol import Protocol, spec_id
+from lucius.core.model import TERMINAL_STEP, Attempt, AttemptOutcome, Event, Step
+from lucius.core.protocol import CONTAINERS, Protocol, spec_id
 
 DONE = frozenset({"STEP_SUCCEEDED", "RESULT_ADOPTED", "STEP_SKIPPED", "STEP_FAILED"})
 
@@ -14,38 +14,50 @@ class Life:
     def __init__(self) -> None:
         self.keys: dict[str, str] = {}
         self.keys_of: dict[str, list[str]] = {}
-        self.ever_done: set[str] = set()
+        self.attempts: dict[str, Attempt] = {}
+        self.done_anew: set[str] = set()
+        self.given: set[str] = set()
         self.out: dict[tuple[str, int, int], int] = {}
         self.done_at: dict[str, int] = {}
         self.undone: set[str] = set()
         self.undoing: list[str] = []
 
     def keep(self, decision: Decision, steps: dict[str, Step]) -> None:
+        self._follow_keys(decision)
         for step in decision.steps:
             before = steps.get(step.step_id)
-            if before is None or _is_new(before, step):
-                self._check_key_of_a_start(step, before)
-            else:
-                assert step.idempotency_key == before.idempotency_key, "an attempt has another key than its step"
             if before is not None:
                 _check_change(before, step, decision)
             self._count_hand_overs(step, before, decision.protocol)
         for event in decision.events:
             self._follow_undoing(event)
 
-    def _check_key_of_a_start(self, step: Step, before: Step | None) -> None:
-        """Rule 14: by step, map item and visit; by run only for a step that had succeeded."""
-        key, known = step.idempotency_key, self.keys_of.setdefault(step.step_id, [])
-        assert self.keys.setdefault(key, step.step_id) == step.step_id, "two steps share a key"
-        if before is None:
-            assert not known
-        elif before.run_no == step.run_no:
-            same = before.visit == step.visit
-            assert (key == before.idempotency_key) if same else (key not in known)
-        elif before.status is StepStatus.SUCCEEDED or before.undone:
-            assert key not in known, "a step that had succeeded is done again with the same key"
-        else:
-            assert key == before.idempotency_key, "a step that was not done has another key in the next run"
+    def _follow_keys(self, decision: Decision) -> None:
+        """Rule 14: by step, map item and visit; by run only for a step that had succeeded. One for all its attempts."""
+        made = {(ended.step_id, ended.attempt.attempt_no): ended.attempt for ended in decision.attempts}
+        made |= {(step.step_id, step.attempt.attempt_no): step.attempt for step in decision.steps}
+        skipped = {(e.step_id, e.attempt_no) for e in decision.events if e.type == "STEP_SKIPPED"}
+        for (step_id, number), attempt in sorted(made.items()):
+            given = (step_id, number) in skipped or attempt.adopted_from is not None
+            if not given and decision.protocol.plan.places[spec_id(step_id)].spec.kind not in CONTAINERS:
+                self._check_key(step_id, attempt)
+            self.attempts[step_id] = attempt
+            (self.given.add if given else self.given.discard)(step_id)
+            done = attempt.outcome is AttemptOutcome.SUCCEEDED and (step_id, number) not in skipped
+            (self.done_anew.add if done else self.done_anew.discard)(step_id)
+        self.done_anew |= {step.step_id for step in decision.steps if step.undone}
+
+    def _check_key(self, step_id: str, attempt: Attempt) -> None:
+        key, known, before = attempt.idempotency_key, self.keys_of.setdefault(step_id, []), self.attempts.get(step_id)
+        assert self.keys.setdefault(key, step_id) == step_id, "two steps share a key"
+        if before is not None and before.attempt_no != attempt.attempt_no:
+            same_visit = before.visit == attempt.visit and step_id not in self.given
+            if before.run_no == attempt.run_no:
+                assert (key == before.idempotency_key) if same_visit else (key not in known)
+            elif step_id in self.done_anew:
+                assert key not in known, "a step that had succeeded is done again with the same key"
+            else:
+                assert key == before.idempotency_key, "a step that was not done has another key in the next run"
         known.append(key)
 
     def _count_hand_overs(self, step: Step, before: Step | None, protocol: Protocol) -> None:
@@ -79,15 +91,6 @@ class Life:
             assert all(self.done_at[undone] < self.done_at[later] for later in self.undoing)
             self.undone.add(undone)
             self.undoing.append(undone)
-
-
-def _is_new(before: Step, step: Step) -> bool:
-    """Another visit, another run that does it again, or another go at a handler; not an adopted or a kept result."""
-    if step.attempt.attempt_no == before.attempt.attempt_no:
-        return False
-    if before.status not in TERMINAL_STEP:  # it may have ended and begun again in one decision
-        return (step.run_no, step.visit) != (before.run_no, before.visit)
-    return step.attempt.adopted_from is None and step.status is not StepStatus.SKIPPED
 
 
 def _check_change(before: Step, step: Step, decision: Decision) -> None:

@@ -80,13 +80,12 @@ def _check_step(at: Standing, step: Step, env: Env) -> None:
     assert (step.retry_at is not None) is (step.status is StepStatus.FAILED_RETRY)
     assert step.attempt.claimed_at is None or step.status is StepStatus.DISPATCHING
     assert step.attempt.idempotency_key == step.idempotency_key
-    kept = step.attempt.run_no < step.run_no
-    assert step.visit == (1 if kept else step.attempt.visit), "a run counts visits anew, also of what it keeps"
+    assert step.visit in (1, step.attempt.visit), "a run counts visits anew, also of what it keeps"
     if step.wake_at is not None:
         assert step.status in (StepStatus.WAITING, StepStatus.AWAITING_APPROVAL)
     spec = at.protocol.plan.places[spec_id(step.step_id)].spec
     assert 1 <= step.tries <= (spec.retry_policy.max_attempts or env.defaults.max_attempts), "the budget is overdrawn"
-    assert step.visit <= spec.max_visits + (step.status is StepStatus.FAILED_FINAL)
+    assert step.visit <= spec.max_visits or (step.last_error is not None and step.last_error.code == "VISIT_LIMIT")
 
 
 def _check_rows(at: Standing) -> None:
@@ -234,13 +233,12 @@ def _is_left_over(at: Standing) -> bool:
     if job.status is JobStatus.CANCELLING and job.compensation is None:
         with_services = {StepStatus.INITIATED, StepStatus.PROCESSING}
         return not active or any(s.status not in with_services and s.attempt.claimed_at is None for s in active)
+    in_the_outbox = [s for s in active if s.status is StepStatus.DISPATCHING and s.attempt.claimed_at is None]
     if job.paused is not None:
-        return any(
-            s.status is StepStatus.DISPATCHING and not s.attempt.held for s in active if not s.attempt.claimed_at
-        )
+        return any(not s.attempt.held for s in in_the_outbox)
     cleared = job.compensation is None or job.compensation.cleared
     failing = any(scope.failing for scope in job.scopes)
-    return bool(job.ready) or failing or not cleared or job.catching_up or any(s.attempt.held for s in active)
+    return bool(job.ready) or failing or not cleared or job.catching_up or any(s.attempt.held for s in in_the_outbox)
 
 
 def _clocks_of(step: Step, paused: bool = False) -> list[int]:
