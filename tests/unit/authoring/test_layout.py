@@ -72,6 +72,14 @@ def test_a_list_of_steps_is_drawn_as_one_straight_line() -> None:
     assert [y for _, y in layout.nodes] == sorted(y for _, y in layout.nodes)
 
 
+def test_what_leads_to_a_fork_stays_in_line_however_uneven_the_fork_is() -> None:
+    made = [Box(40, 40, 30)] * 6
+    arrows = [Arrow(0, 1), Arrow(1, 2), Arrow(2, 3, (190, 14)), Arrow(2, 4, (10, 14)), Arrow(4, 5)]
+    xs = [x for x, _ in lay_out(made, arrows).nodes]
+    assert max(xs[:3]) - min(xs[:3]) < 0.001
+    assert abs(xs[4] - xs[5]) < 0.001
+
+
 def test_a_graph_of_many_nodes_is_laid_out_in_a_moment() -> None:
     many = 300
     arrows = [Arrow(n, n + 1) for n in range(many - 1)] + [Arrow(n, n + 7, (80, 14)) for n in range(0, many - 8, 5)]

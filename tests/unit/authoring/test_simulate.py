@@ -139,7 +139,7 @@ def test_who_may_not_vote_is_refused_as_in_earnest() -> None:
 
 
 def test_of_a_loops_visits_each_gets_the_next_ballot() -> None:
-    made = protocol(approval("a", "x", on_failure="b", on_success="SUCCEED"), task("b", on_success="a"))
+    made = protocol(approval("a", "x", quorum=2, on_failure="b", on_success="SUCCEED"), task("b", on_success="a"))
     report = rehearsed(made, Script(ballots={"a": (Ballot(False), Ballot(True))}))
     assert (report.status, walked(report)) == ("SUCCEEDED", ["a", "b", "a"])
     assert [leg.because for leg in report.path] == ["", "on_failure of a", ""]
@@ -152,6 +152,28 @@ def test_a_signal_comes_when_it_is_awaited_or_when_the_script_says() -> None:
     assert (early.steps[1].result["payload"], early.took_ms) == (2, 2_000)
     late = rehearsed(made, Script(signals=(Told("go", 3, at=7_200_000),)))
     assert [leg.because for leg in late.path] == ["", "", "on_timeout of a"]
+
+
+def test_a_signal_is_given_once() -> None:
+    made = protocol(wait("a", signal="go"), wait("b", signal="go"))
+    report = rehearsed(made, Script(signals=(Told("go"),)))
+    assert statuses(report) == {"a": "SUCCEEDED", "b": "WAITING"}
+    assert rehearsed(made, Script(signals=(Told("go"), Told("go")))).status == "SUCCEEDED"
+
+
+def test_what_is_stopped_is_not_heard_of_again() -> None:
+    branches = {"one": [task("a")], "two": [task("b")]}
+    made = protocol(
+        {"step_id": "p", "kind": "parallel", "parallel": {"branches": branches}, "on_failure": "z"}, task("z")
+    )
+    report = rehearsed(made, Script(troubles={"a": (FINAL,)}, durations={"b": 1_500}))
+    assert told(report, "b") == ["attempt 1 goes to service x", "stopped (FENCED)"]
+
+
+def test_why_a_step_waits_is_told_once_while_others_go_on() -> None:
+    branches = {"one": [wait("a", duration_ms=60_000)], "two": [task("b"), task("c")]}
+    report = rehearsed(protocol({"step_id": "p", "kind": "parallel", "parallel": {"branches": branches}}))
+    assert [entry.step_id for entry in report.timeline if entry.event == "WAITS"] == ["a"]
 
 
 def test_a_pause_stops_what_comes_next_and_a_cancel_all() -> None:
@@ -190,6 +212,7 @@ def test_what_is_undone_is_told_in_its_order_and_what_is_left_too() -> None:
     assert (report.status, report.undone, report.not_undone) == ("FAILED_FINAL", ["b", "a"], [])
     assert [item.kind for item in report.reviews] == ["COMPENSATION"]
     assert walked(report) == ["a", "b", "c"]
+    assert told(report, "undo-b")[0] == "attempt 1 goes to service x (undoes b)"
     halted = rehearsed(made, Script(troubles={"c": (TRANSIENT,), "undo-b": (FINAL,)}))
     assert (halted.undone, halted.not_undone) == ([], ["b", "a"])
     assert halted.stands_still is not None

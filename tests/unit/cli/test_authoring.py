@@ -102,6 +102,13 @@ def test_the_payload_may_be_in_a_file_and_is_checked_as_at_the_door(tmp_path: Pa
     assert lucius("simulate", INVOICE, "--input", f"@{path}", *LARGE).exit_code == 0
 
 
+def test_of_one_step_timeouts_come_before_failures_and_a_no_before_any_yes() -> None:
+    said = ("--fail", "extract:TRANSIENT", "--timeout", "extract", "--approve", "sign", "--reject", "sign")
+    told = json.loads(lucius("simulate", INVOICE, *ACME, *LARGE, *said, "--json").stdout)
+    assert [attempt["outcome"] for attempt in told["steps"][0]["attempts"]] == ["LEASE_EXPIRED", "FAILED", "SUCCEEDED"]
+    assert told["error"]["code"] == "REJECTED"
+
+
 def test_times_have_units() -> None:
     arguments = ("--duration", "extract=2h", "--pause-at", "90m", "--resume-at", "1d", "--json")
     told = json.loads(lucius("simulate", INVOICE, *ACME, "--result", 'extract={"amount": 1}', *arguments).stdout)
