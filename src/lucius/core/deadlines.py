@@ -26,7 +26,7 @@ def pass_deadlines(draft: Draft, tick: DeadlinePassed) -> bool:
     if draft.job.paused is None and draft.job.deadline is not None and draft.job.deadline <= draft.now:
         stop_overdue(draft)
         return True
-    if draft.job.catching_up and not _catch_up(draft):
+    if draft.job.catching_up and draft.job.paused is None and not _catch_up(draft):
         return True
     for step in draft.active_steps():
         if draft.job.live and draft.has_room():

@@ -110,7 +110,8 @@ def end_job(draft: Draft, status: JobStatus, failure: Failure | None = None) -> 
     draft.refresh_status()
     error = _job_error(failure) if failure else None
     failure = failure or draft.job.failure
-    draft.change_job(status=status, error=error, failure=failure, completed_at=draft.now, stopping=None)
+    draft.change_job(status=status, error=error, failure=failure, completed_at=draft.now)
+    draft.change_job(stopping=None, catching_up=False)
     if error:
         draft.emit(f"JOB_{status}", error_code=error.code)
     else:

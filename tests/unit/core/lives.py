@@ -7,7 +7,7 @@ from lucius.core.decision import Decision
 from lucius.core.model import TERMINAL_STEP, Attempt, AttemptOutcome, Event, Step
 from lucius.core.protocol import CONTAINERS, Protocol, spec_id
 
-DONE = frozenset({"STEP_SUCCEEDED", "RESULT_ADOPTED", "STEP_SKIPPED", "STEP_FAILED"})
+DONE = frozenset({"STEP_SUCCEEDED", "RESULT_ADOPTED", "STEP_SKIPPED"})
 
 
 class Life:
@@ -17,6 +17,7 @@ class Life:
         self.attempts: dict[str, Attempt] = {}
         self.done_anew: set[str] = set()
         self.given: set[str] = set()
+        self.skipped: set[tuple[str | None, int | None]] = set()
         self.out: dict[tuple[str, int, int], int] = {}
         self.done_at: dict[str, int] = {}
         self.undone: set[str] = set()
@@ -36,14 +37,14 @@ class Life:
         """Rule 14: by step, map item and visit; by run only for a step that had succeeded. One for all its attempts."""
         made = {(ended.step_id, ended.attempt.attempt_no): ended.attempt for ended in decision.attempts}
         made |= {(step.step_id, step.attempt.attempt_no): step.attempt for step in decision.steps}
-        skipped = {(e.step_id, e.attempt_no) for e in decision.events if e.type == "STEP_SKIPPED"}
+        self.skipped |= {(e.step_id, e.attempt_no) for e in decision.events if e.type == "STEP_SKIPPED"}
         for (step_id, number), attempt in sorted(made.items()):
-            given = (step_id, number) in skipped or attempt.adopted_from is not None
+            given = (step_id, number) in self.skipped or attempt.adopted_from is not None
             if not given and decision.protocol.plan.places[spec_id(step_id)].spec.kind not in CONTAINERS:
                 self._check_key(step_id, attempt)
             self.attempts[step_id] = attempt
             (self.given.add if given else self.given.discard)(step_id)
-            done = attempt.outcome is AttemptOutcome.SUCCEEDED and (step_id, number) not in skipped
+            done = attempt.outcome is AttemptOutcome.SUCCEEDED and (step_id, number) not in self.skipped
             (self.done_anew.add if done else self.done_anew.discard)(step_id)
         self.done_anew |= {step.step_id for step in decision.steps if step.undone}
 
@@ -51,12 +52,11 @@ class Life:
         key, known, before = attempt.idempotency_key, self.keys_of.setdefault(step_id, []), self.attempts.get(step_id)
         assert self.keys.setdefault(key, step_id) == step_id, "two steps share a key"
         if before is not None and before.attempt_no != attempt.attempt_no:
-            same_visit = before.visit == attempt.visit and step_id not in self.given
-            if before.run_no == attempt.run_no:
-                assert (key == before.idempotency_key) if same_visit else (key not in known)
+            if before.run_no == attempt.run_no and step_id not in self.given:
+                assert (key == before.idempotency_key) if before.visit == attempt.visit else (key not in known)
             elif step_id in self.done_anew:
                 assert key not in known, "a step that had succeeded is done again with the same key"
-            else:
+            elif step_id not in self.given:
                 assert key == before.idempotency_key, "a step that was not done has another key in the next run"
         known.append(key)
 
@@ -79,16 +79,19 @@ class Life:
     def _follow_undoing(self, event: Event) -> None:
         if event.type in DONE and event.step_id is not None:
             self.done_at[event.step_id] = event.seq
-            if event.type != "STEP_FAILED":
-                self.undone.discard(event.step_id)
+            self.undone.discard(event.step_id)
+        if event.type == "STEP_FAILED" and event.step_id is not None:  # what it had done before stays to be undone
+            self.done_at.pop(event.step_id, None)
+            self.undone.discard(event.step_id)
         if event.type == "COMPENSATION_STARTED":
             self.undoing = []
-            times = [self.done_at[step_id] for step_id in event.data["steps"]]
+            times = [self.done_at[step_id] for step_id in event.data["steps"] if step_id in self.done_at]
             assert times == sorted(times, reverse=True), "not undone in reverse order of completion"
         if event.type == "STEP_COMPENSATED":
             undone = event.data["of"]
             assert undone not in self.undone, f"{undone} was undone twice"
-            assert all(self.done_at[undone] < self.done_at[later] for later in self.undoing)
+            later = [self.done_at[step_id] for step_id in self.undoing if step_id in self.done_at]
+            assert all(self.done_at.get(undone, 0) < at for at in later)
             self.undone.add(undone)
             self.undoing.append(undone)
 
@@ -102,7 +105,7 @@ def _check_change(before: Step, step: Step, decision: Decision) -> None:
     if step.attempt.attempt_no == before.attempt.attempt_no:  # kept from an earlier run, or undone
         assert step.run_no > before.run_no or step.undone > before.undone
         same = replace(step, run_no=before.run_no, updated_at=before.updated_at, undone=before.undone)
-        same = replace(same, visit=before.visit, closes=before.closes)
+        same = replace(same, visit=before.visit, closes=before.closes, closes_visit=before.closes_visit)
         assert same == before, f"{step.step_id} left {before.status}"
         return
     again = (step.run_no, step.visit) > (before.run_no, before.visit)

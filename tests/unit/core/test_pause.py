@@ -288,3 +288,17 @@ class TestWideJobs:
         story.resume()
         story.settle()
         assert story.status is JobStatus.SUCCEEDED
+
+    def test_what_was_not_caught_up_with_waits_again_when_paused_again(self) -> None:
+        story = Story(protocol(each("m", "range(16)", approval("ok"), at_once=16)), payload={}).dispatched().settle()
+        story.pause()
+        for item in range(16):
+            story.approve(f"ok.{item}")
+        story.resume()
+        left = len(story.job.active)
+        assert left > 0
+        story.pause()
+        assert isinstance(story.tick(), Ignored)
+        assert len(story.job.active) == left
+        story.resume()
+        assert story.settle().status is JobStatus.SUCCEEDED
