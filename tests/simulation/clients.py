@@ -35,6 +35,7 @@ class Client:
         monitor: Monitor,
         network: Network,
         clock: LoopClock,
+        payload: dict[str, object],
     ) -> None:
         self.name = f"client-{number}"
         self._rng, self._disk, self._faults, self._monitor, self._network = rng, disk, faults, monitor, network
@@ -46,7 +47,7 @@ class Client:
             "request_type": request_type,
             "input_ref": f"blob://in/{number}.pdf",
             "output_ref": f"blob://out/{number}.json",
-            "payload": {},
+            "payload": payload,
             "schema_version": "v1",
         }
         if rng.random() < 0.7:
@@ -105,14 +106,15 @@ class Client:
                 await self._network.call(lambda p: p.runtime.operations.cancel(self.job_id, WHO, "changed my mind"))
                 break
             except Rejected as rejected:
-                if rejected.code is RejectCode.JOB_TERMINAL:
-                    break
+                if rejected.code in (RejectCode.JOB_TERMINAL, RejectCode.COMPENSATING):
+                    return
                 self._require(rejected.code in BUSY, "a cancel is taken", str(rejected))
             except (Unanswered, LedgerFull):
                 pass
             await asyncio.sleep(self._rng.uniform(0.2, 1.0))
         job = self._disk.records[self.job_id].job
-        self._require(job.cancel is not None or not job.live, "a cancel is kept", f"the job is {job.status}")
+        gone = job.cancel is not None or not job.live or job.run_no > 1
+        self._require(gone, "a cancel is kept", f"the job is {job.status}")
 
     async def _wait_for_end(self) -> None:
         """Long-poll. What one was told of the end must be so."""
@@ -124,8 +126,10 @@ class Client:
                 continue
             job = self._disk.records[self.job_id].job
             if view.status in TERMINAL_JOB:
-                self._require(job.status == view.status, "an end is the end", f"{view.status} became {job.status}")
-                self.told_after_ms = self._clock.now() - (job.completed_at or 0)
+                ends = {run.run_no: run.status for run in job.runs} | {job.run_no: job.status}
+                told = view.status == ends[view.run_no]
+                self._require(told, "an end is the end", f"{view.status} became {ends[view.run_no]}")
+                self.told_after_ms = self._clock.now() - (job.completed_at or 0) if view.run_no == job.run_no else 0
                 return
             explained = view.blocked_on is not None and bool(view.blocked_on.message)
             self._require(explained, "a waiting job says why", view.status)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from lucius.adapters.ledger_memory import MemoryLedger, _Record
 from lucius.core.decision import Decision, JobView
-from lucius.core.model import Instant, Job, OutboxRow, Step
+from lucius.core.model import Instant, Job, OutboxRow, ReviewItem, Step
 from lucius.ports.errors import LedgerFull, LimitReached, VersionConflict
 from lucius.ports.ledger import Drift, IdempotencyRow, PendingQuery
 from tests.simulation.faults import Faults
@@ -51,6 +51,10 @@ class Disk(MemoryLedger):
     def totals(self) -> dict[str, int]:
         return self._counters
 
+    @property
+    def review_items(self) -> dict[str, ReviewItem]:
+        return self._reviews._items
+
     def lose_row(self, row: OutboxRow) -> None:
         """Drift: an outbox row is gone."""
         self._pending.pop((row.job_id, row.outbox_id), None)
@@ -70,6 +74,7 @@ class Connection(MemoryLedger):
         self._pending = disk._pending
         self._keys = disk._keys
         self._counters = disk._counters
+        self._reviews = disk._reviews
 
     def cut(self) -> None:
         """The process died: of what it was committing, some may have been written and the rest never will be."""

@@ -1,4 +1,8 @@
-"""What must hold after every commit, each rule told apart from the code that keeps it. A rule yields what breaks it."""
+"""What must hold after every commit, each rule told apart from the code that keeps it. A rule yields what breaks it.
+
+These hold in every world. `line_rules` adds what holds where steps only follow one another and nobody interferes,
+`flow_rules` and `act_rules` what holds where protocols branch and people act.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,13 +22,16 @@ from lucius.core.model import (
     Instant,
     JobStatus,
     OutboxStatus,
+    ReviewItem,
     Step,
     StepStatus,
 )
-from lucius.core.protocol import StepSpec
+from lucius.core.protocol import CONTAINERS, Place, StepSpec, spec_id
 from tests.simulation.disk import Before
 
 RETRY_AFTER_MS = 2_500  # what services ask for when they are RATE_LIMITED
+DISPATCHED = frozenset({"task", "external_call", "notify"})
+NEVER_AGAIN = frozenset({FailureClass.NON_RETRYABLE, FailureClass.COMPENSATION_REQUIRED})
 
 ROW_ARROWS = {
     None: {OutboxStatus.PENDING},
@@ -48,6 +55,7 @@ class Known(Struct):
     defaults: Defaults
     max_unacked: int
     attempts: dict[tuple[str, str, int], str] = field(default_factory=dict)
+    ended: dict[tuple[str, str, int], Attempt] = field(default_factory=dict)
     leases: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     keys: dict[tuple[str, str], str] = field(default_factory=dict)
     repairs: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -62,6 +70,18 @@ class Known(Struct):
     claims: dict[str, tuple[str, Instant, int]] = field(default_factory=dict)
     started: dict[str, Instant] = field(default_factory=dict)
     steady: set[str] = field(default_factory=set)
+    # Where people act
+    reviews: dict[str, ReviewItem] = field(default_factory=dict)
+    closed: dict[str, ReviewItem] = field(default_factory=dict)
+    done: dict[str, list[str]] = field(default_factory=dict)
+    resumed: Counter[str] = field(default_factory=Counter)
+    once: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    out: dict[tuple[object, ...], set[str]] = field(default_factory=dict)
+    executed: dict[tuple[object, ...], set[str]] = field(default_factory=dict)
+    handed: Counter[str] = field(default_factory=Counter)
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    succeeded: dict[str, str] = field(default_factory=dict)
+    signals: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 class Change(Struct, frozen=True):
@@ -75,8 +95,11 @@ class Change(Struct, frozen=True):
     def job_id(self) -> str:
         return self.record.job.job_id
 
+    def place(self, step_id: str) -> Place:
+        return self.record.protocol.plan.places[spec_id(step_id)]
+
     def spec(self, step: Step) -> StepSpec:
-        return self.record.protocol.plan.places[step.step_id.partition(".")[0]].spec
+        return self.place(step.step_id).spec
 
     def steps(self) -> Iterator[tuple[Step | None, Step]]:
         """Every step that changed: as it was, if it had started, and as it is."""
@@ -86,8 +109,12 @@ class Change(Struct, frozen=True):
     def ended(self) -> Iterator[tuple[Attempt, Step]]:
         """Every attempt that ended in this commit while it was current: as it was, and its step as it is."""
         for was, step in self.steps():
-            if was and was.attempt.outcome is None and step.attempt.outcome is not None:
+            same = was is not None and was.attempt.lease_id == step.attempt.lease_id
+            if was and same and was.attempt.outcome is None and step.attempt.outcome is not None:
                 yield was.attempt, step
+
+    def has(self, *types: str) -> bool:
+        return any(event.type in types for event in self.decision.events)
 
 
 Rule = Callable[[Change, Known], Iterator[str]]
@@ -98,33 +125,20 @@ def versions_move_by_one(change: Change, _: Known) -> Iterator[str]:
     was = before.job.version if before else 0
     if job.version != was + 1:
         yield f"version {was} became {job.version}"
-    seqs = [event.seq for event in change.record.events]
-    if seqs != list(range(1, len(seqs) + 1)) or job.event_seq != len(seqs):
-        yield f"events are numbered {seqs[-5:]}, the job says {job.event_seq}"
-
-
-def terminal_states_never_change(change: Change, _: Known) -> Iterator[str]:
-    before, job = change.before, change.record.job
-    if before is None:
-        return
-    was = before.job
-    if was.status in TERMINAL_JOB and (was.status, was.error, was.completed_at, was.run_no) != (
-        job.status,
-        job.error,
-        job.completed_at,
-        job.run_no,
-    ):
-        yield f"the job was {was.status} and became {job.status}"
-    for step_id, step in before.steps.items():
-        if step.status in TERMINAL_STEP and change.record.steps[step_id] != step:
-            yield f"step {step_id} was {step.status} and changed to {change.record.steps[step_id].status}"
+    count = len(change.record.events)
+    new = [event.seq for event in change.decision.events]
+    if new != list(range(count - len(new) + 1, count + 1)) or job.event_seq != count:
+        yield f"events are numbered {new}, the job says {job.event_seq} and has {count}"
 
 
 def attempts_only_grow_and_keep_their_lease(change: Change, known: Known) -> Iterator[str]:
+    told = {(ended.step_id, ended.attempt.attempt_no) for ended in change.decision.attempts}
     for was, step in change.steps():
         before_no, attempt = (was.attempt.attempt_no if was else 0), step.attempt
-        if not before_no <= attempt.attempt_no <= before_no + 1:
+        if attempt.attempt_no < before_no:
             yield f"step {step.step_id} went from attempt {before_no} to {attempt.attempt_no}"
+        if any((step.step_id, no) not in told for no in range(before_no + 1, attempt.attempt_no)):
+            yield f"step {step.step_id} went from attempt {before_no} to {attempt.attempt_no}, and nobody knows how"
         where = (change.job_id, step.step_id, attempt.attempt_no)
         if known.attempts.setdefault(where, attempt.lease_id) != attempt.lease_id:
             yield f"attempt {where} has the leases {known.attempts[where]} and {attempt.lease_id}"
@@ -132,54 +146,26 @@ def attempts_only_grow_and_keep_their_lease(change: Change, known: Known) -> Ite
             yield f"lease {attempt.lease_id} belongs to {known.leases[attempt.lease_id]} and {where}"
 
 
-def attempts_stay_within_the_budget(change: Change, known: Known) -> Iterator[str]:
+def history_is_only_added_to(change: Change, known: Known) -> Iterator[str]:
     for ended in change.decision.attempts:
-        if ended.attempt.outcome is AttemptOutcome.REPAIRED:
-            known.repairs[change.job_id, ended.step_id] += 1
-    for _, step in change.steps():
-        limit = change.spec(step).retry_policy.max_attempts or known.defaults.max_attempts
-        repairs = known.repairs[change.job_id, step.step_id]
-        if step.tries > limit:
-            yield f"step {step.step_id} is at try {step.tries} of {limit}"
-        if step.attempt.attempt_no != step.tries + repairs:
-            yield f"attempt {step.attempt.attempt_no} after {step.tries} tries and {repairs} repairs"
-
-
-def one_step_is_active(change: Change, _: Known) -> Iterator[str]:
-    record, job = change.record, change.record.job
-    running = tuple(step.step_id for step in record.steps.values() if step.status not in TERMINAL_STEP)
-    if len(running) > 1 or tuple(job.active) != running:
-        yield f"active is {job.active}, running is {running}"
-    if job.status in TERMINAL_JOB and running:
-        yield f"the job is {job.status} while {running} runs"
-    if job.live and not running and job.status is not JobStatus.QUEUED:
-        yield f"the job is {job.status} and nothing of it runs"
-
-
-def steps_follow_the_protocol(change: Change, _: Known) -> Iterator[str]:
-    record, job = change.record, change.record.job
-    for was, step in change.steps():
-        earlier = [record.steps.get(spec.step_id) for spec in record.protocol.steps[: step.index]]
-        if was is None and not all(e and e.status is StepStatus.SUCCEEDED for e in earlier):
-            yield f"step {step.step_id} started before its turn"
-        began = was is None or was.attempt.attempt_no != step.attempt.attempt_no
-        stopping = change.before is not None and change.before.job.status is JobStatus.CANCELLING
-        if began and stopping:
-            yield f"step {step.step_id} started an attempt while the job was being cancelled"
-    done = [record.steps.get(spec.step_id) for spec in record.protocol.steps]
-    if job.status is JobStatus.SUCCEEDED and not all(s and s.status is StepStatus.SUCCEEDED for s in done):
-        yield "the job succeeded without all of its steps"
+        where = (change.job_id, ended.step_id, ended.attempt.attempt_no)
+        if ended.attempt.outcome is None or ended.attempt.ended_at is None:
+            yield f"attempt {where} is in the history and has not ended"
+        if known.ended.setdefault(where, ended.attempt) != ended.attempt:
+            yield f"attempt {where} of the history was changed"
 
 
 def results_belong_to_the_current_lease(change: Change, known: Known) -> Iterator[str]:
     for was, step in change.steps():
-        if step.status is not StepStatus.SUCCEEDED:
+        if step.status is not StepStatus.SUCCEEDED or step.kind not in DISPATCHED:
             continue
+        if step.attempt.adopted_from is not None or (was and was.status is step.status):
+            continue  # `act_rules` has more to say on these
         if was is None or was.attempt.lease_id != step.attempt.lease_id:
             yield f"step {step.step_id} succeeded on another lease than was current"
-        said_by = step.result.get("lease") if isinstance(step.result, dict) else None
-        if said_by != step.attempt.lease_id:
-            yield f"step {step.step_id} holds a result of lease {said_by}, current is {step.attempt.lease_id}"
+        said_by, lease = step.result.get("lease"), step.attempt.lease_id
+        if step.kind == "task" and said_by != lease:
+            yield f"step {step.step_id} holds a result of lease {said_by}, current is {lease}"
         if was and was.status is StepStatus.FAILED_RETRY and was.attempt.outcome is AttemptOutcome.FAILED:
             yield f"step {step.step_id} had failed as reported, and a later success was applied"
 
@@ -189,23 +175,38 @@ def failures_have_a_cause(change: Change, known: Known) -> Iterator[str]:
         outcome = step.attempt.outcome
         if outcome is AttemptOutcome.HANDOVER_FAILED and was.lease_id not in known.refused:
             yield f"step {step.step_id} attempt {was.attempt_no} was charged with a hand-over that nobody refused"
+        if step.status is StepStatus.FAILED_FINAL and step.kind in DISPATCHED:
+            yield from _failed_for_good(change, known, step)
     job = change.record.job
     if job.status is JobStatus.CANCELLED and job.job_id not in known.cancels_asked:
         yield "the job was cancelled and nobody had asked"
     if job.status is JobStatus.FAILED_FINAL and change.before and change.before.job.live:
-        yield from _failed_for_good(change, known)
-
-
-def _failed_for_good(change: Change, known: Known) -> Iterator[str]:
-    job = change.record.job
-    if job.error and job.error.code == "JOB_TIMEOUT":
-        if job.deadline is None or job.deadline > job.updated_at:
+        if job.error is None:
+            yield "the job failed without a reason"
+        elif job.error.code == "JOB_TIMEOUT" and (job.deadline is None or job.deadline > job.updated_at):
             yield "the job timed out before its deadline"
+
+
+def _failed_for_good(change: Change, known: Known, step: Step) -> Iterator[str]:
+    spec, attempt = change.spec(step), step.attempt
+    if attempt.outcome is AttemptOutcome.JOB_TIMEOUT:
         return
-    step = change.record.steps[job.current_step_id or ""]
-    limit = change.spec(step).retry_policy.max_attempts or known.defaults.max_attempts
-    if step.attempt.failure_class != "NON_RETRYABLE" and step.tries < limit:
-        yield f"the job failed after try {step.tries} of {limit} with {step.attempt.failure_class}"
+    limit = spec.retry_policy.max_attempts or known.defaults.max_attempts
+    if _may_be_repeated(spec, attempt) and step.tries < limit:
+        yield f"step {step.step_id} failed for good after try {step.tries} of {limit} with {attempt.failure_class}"
+
+
+def _may_be_repeated(spec: StepSpec, attempt: Attempt) -> bool:
+    wanted, cause = spec.retry_policy.retry_on_classes, attempt.failure_class
+    unsafe = spec.retry_safety == "NOT_SAFE_TO_RETRY" and not surely_stayed(attempt)
+    return not unsafe and cause not in NEVER_AGAIN and (wanted is None or cause in wanted)
+
+
+def surely_stayed(attempt: Attempt) -> bool:
+    """Nothing of it left us: the bus refused it, it was withdrawn, or the engine's own call never got out."""
+    unsent = attempt.extra is not None and attempt.extra.get("sent") is False
+    withdrawn = attempt.outcome is AttemptOutcome.WITHDRAWN and attempt.handed_over_at is None
+    return attempt.outcome is AttemptOutcome.HANDOVER_FAILED or withdrawn or unsent
 
 
 def deadlines_are_kept(change: Change, known: Known) -> Iterator[str]:
@@ -232,11 +233,11 @@ def deadlines_are_kept(change: Change, known: Known) -> Iterator[str]:
 
 def a_cancel_lets_services_finish(change: Change, _: Known) -> Iterator[str]:
     """What is with a service, or may be, is not ended by asking for a cancel (rule 8)."""
-    if not any(event.type == "CANCEL_REQUESTED" for event in change.decision.events):
+    if not change.has("CANCEL_REQUESTED"):
         return
     for was, step in change.steps():
         out = was is not None and (was.status in WITH_SERVICE or was.attempt.claimed_at is not None)
-        if out and step.status in TERMINAL_STEP:
+        if out and step.kind in DISPATCHED and step.status in TERMINAL_STEP:
             yield f"step {step.step_id} was with its service and was ended by a cancel"
 
 
@@ -257,13 +258,15 @@ def retries_wait_their_backoff(change: Change, _: Known) -> Iterator[str]:
         if step.status is not StepStatus.FAILED_RETRY:
             continue
         attempt, wait = step.attempt, (step.retry_at or 0) - (step.attempt.ended_at or 0)
-        if attempt.failure_class is FailureClass.NON_RETRYABLE:
-            yield f"step {step.step_id} is to be tried again after a failure for good"
-        if attempt.failure_class is FailureClass.RATE_LIMITED and wait < RETRY_AFTER_MS:
+        if not _may_be_repeated(change.spec(step), attempt):
+            yield f"step {step.step_id} is to be tried again after {attempt.outcome} with {attempt.failure_class}"
+        if attempt.failure_class is FailureClass.RATE_LIMITED and step.kind == "task" and wait < RETRY_AFTER_MS:
             yield f"step {step.step_id} waits {wait} ms, and was asked to wait {RETRY_AFTER_MS}"
-    asked = any(event.type == "HANDOVER_RETRY_REQUESTED" for event in change.decision.events)
+    asked = change.has("HANDOVER_RETRY_REQUESTED")
     for was, step in change.steps():
-        if was and was.status is StepStatus.FAILED_RETRY and step.status is StepStatus.DISPATCHING and not asked:
+        if was is None or (was.run_no, was.visit) != (step.run_no, step.visit):
+            continue
+        if was.status is StepStatus.FAILED_RETRY and step.status is StepStatus.DISPATCHING and not asked:
             due = was.retry_at
             if due is None or step.attempt.created_at < due:
                 yield f"step {step.step_id} was tried again before {due}"
@@ -286,18 +289,34 @@ def the_outbox_follows_its_steps(change: Change, _: Known) -> Iterator[str]:
 
 
 def live_jobs_have_a_clock(change: Change, known: Known) -> Iterator[str]:
-    record = change.record
+    record, job = change.record, change.record.job
     if change.job_id in known.drifted:
         return  # we took its clock or its row away: it is the sweeper's to repair
     waits = any(row.status is OutboxStatus.PENDING for row in record.outbox.values())
-    for step in record.steps.values():
-        clocked = step.status in (StepStatus.INITIATED, StepStatus.PROCESSING, StepStatus.FAILED_RETRY)
-        if clocked and record.job.due_at is None:
-            yield f"step {step.step_id} is {step.status} and the job has no clock"
-    if record.job.live and record.job.due_at is None and not waits:
+    for step_id in job.active if job.live else ():
+        for what, clock in clocks(record.steps[step_id], paused=job.paused is not None):
+            if job.due_at is None or job.due_at > max(clock, job.updated_at):
+                yield f"{what} of step {step_id} is at {clock} and the job is due at {job.due_at}"
+    if job.live and job.due_at is None and not waits:
         yield "nothing will ever look at this job again"
-    if not record.job.live and record.job.due_at is not None:
+    if not job.live and job.due_at is not None:
         yield "the job has ended and is still due"
+
+
+def clocks(step: Step, *, paused: bool) -> Iterator[tuple[str, Instant]]:
+    """When something must become of a step. A pause stops what would come next, not what is with a service."""
+    match step.status:
+        case StepStatus.INITIATED:
+            times = {"the ACK deadline": step.attempt.ack_deadline}
+        case StepStatus.PROCESSING:
+            times = {"the lease": step.attempt.lease_expires_at, "the hard deadline": step.attempt.hard_deadline}
+        case StepStatus.FAILED_RETRY if not paused:
+            times = {"the retry": step.retry_at}
+        case StepStatus.WAITING | StepStatus.AWAITING_APPROVAL if not paused:
+            times = {"the timer": step.wake_at}
+        case _:
+            times = {}
+    return ((what, at) for what, at in times.items() if at is not None)
 
 
 def counters_equal_the_truth(change: Change, known: Known) -> Iterator[str]:
@@ -333,6 +352,16 @@ def _share(record: _Record) -> dict[str, int]:
     return dict(share)
 
 
+def what_runs_is_active(change: Change, _: Known) -> Iterator[str]:
+    record, job = change.record, change.record.job
+    running = [step for step in record.steps.values() if step.status not in TERMINAL_STEP]
+    names = {step.step_id for step in running if step.kind not in CONTAINERS}
+    if set(job.active) != names or len(job.active) != len(names):
+        yield f"active is {job.active}, running is {sorted(names)}"
+    if job.status in TERMINAL_JOB and running:
+        yield f"the job is {job.status} while {[step.step_id for step in running]} runs"
+
+
 def a_key_makes_one_job(change: Change, known: Known) -> Iterator[str]:
     if change.before is None:
         command = change.record.job.command
@@ -352,11 +381,9 @@ def fenced_successes_are_kept(change: Change, known: Known) -> Iterator[str]:
 
 RULES: tuple[Rule, ...] = (
     versions_move_by_one,
-    terminal_states_never_change,
     attempts_only_grow_and_keep_their_lease,
-    attempts_stay_within_the_budget,
-    one_step_is_active,
-    steps_follow_the_protocol,
+    history_is_only_added_to,
+    what_runs_is_active,
     results_belong_to_the_current_lease,
     failures_have_a_cause,
     deadlines_are_kept,

@@ -10,27 +10,41 @@ import structlog
 from lucius.adapters.ledger_memory import _Record
 from lucius.contract import Directive
 from lucius.core.decision import Decision, Defaults
-from lucius.core.model import StepStatus, message_id
+from lucius.core.model import Step, StepStatus, message_id
+from lucius.core.protocol import spec_id
+from lucius.ports.calls import Outgoing
 from lucius.ports.errors import LedgerFull
 from lucius.service.errors import RejectCode, Rejected
+from tests.simulation.act_rules import ACT_RULES
 from tests.simulation.disk import Before, Connection, Disk
 from tests.simulation.faults import Faults
+from tests.simulation.flow_rules import FLOW_RULES, beside, stands
 from tests.simulation.invariants import RULES, Change, Known
+from tests.simulation.line_rules import LINE_RULES
 from tests.simulation.scenery import RETRY_INTERVAL
 from tests.simulation.trace import Broken, Trace
 
 
 class Monitor:
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, disk: Disk, faults: Faults, defaults: Defaults, max_unacked: int
+        self,
+        loop: asyncio.AbstractEventLoop,
+        disk: Disk,
+        faults: Faults,
+        defaults: Defaults,
+        max_unacked: int,
+        *,
+        varied: bool,
     ) -> None:
         self.trace = Trace(loop)
-        self.known = Known(defaults, max_unacked, ledger_totals=disk.totals)
+        self.known = Known(defaults, max_unacked, ledger_totals=disk.totals, reviews=disk.review_items)
         self.broken: Broken | None = None
         self.deaf = False
         self._loop = loop
         self._disk = disk
         self._faults = faults
+        self._varied = varied
+        self._rules = (*RULES, *FLOW_RULES, *ACT_RULES) if varied else (*RULES, *LINE_RULES)
         self._handed_by: dict[str, str] = {}
         self._tried_at: dict[str, tuple[float, str]] = {}
         disk.on_write = self.committed
@@ -64,7 +78,7 @@ class Monitor:
                 self._faults.saw(f"retry_after_{event.data['cause']}")
         self._hand_over(by.name, decision)
         change = Change(before, record, decision)
-        for rule in RULES:
+        for rule in self._rules:
             for what in rule(change, self.known):
                 self.fail(rule.__name__, job.job_id, what)
 
@@ -120,11 +134,44 @@ class Monitor:
             claimed = row is not None and row.claimed_at is not None
             lost = job_id in self.known.drifted
             self.require(claimed or lost, rule, job_id, f"{directive.message_id} goes out without a claim")
-        earlier = {s.step_id: s.attempt.lease_id for s in record.steps.values() if s.index < step.index}
-        given = {step_id: given.result["lease"] for step_id, given in directive.inputs.items()}
-        self.require(given == earlier, "directives carry earlier results", job_id, f"{given}, not {earlier}")
+        self._check_inputs(directive, record, step)
         right_id = directive.message_id == message_id(*where)
         self.require(right_id, rule, job_id, f"{directive.message_id} is the message id of {where}")
+
+    def _check_inputs(self, directive: Directive, record: _Record, step: Step) -> None:
+        """With several flows a result may come and go meanwhile, but not one of the step's own flow."""
+        earlier = {s.step_id: s for s in record.steps.values() if s.index < step.index}
+        if self._varied:
+            if step.attempt.lease_id != directive.lease_id:
+                return
+            earlier = {s.step_id: s for s in beside(record, step) if s.index < step.index and stands(record.job, s)}
+        given = {spec_id(step_id): directive.inputs.get(spec_id(step_id)) for step_id in earlier}
+        for step_id, other in earlier.items():
+            told = given[spec_id(step_id)]
+            right = told is not None and told.result == other.result
+            self.require(right, "directives carry earlier results", directive.jobId, f"{told}, not {other.result}")
+        more = set() if self._varied else directive.inputs.keys() - given.keys()
+        self.require(not more, "directives carry earlier results", directive.jobId, f"{sorted(more)} are too many")
+
+    def executes(self, directive: Directive) -> None:
+        """A service begins to work. What must not be repeated is done once in a run and visit."""
+        turn = self.known.once.get(directive.lease_id)
+        if turn is not None:
+            leases = self.known.executed.setdefault(turn, set())
+            leases.add(directive.lease_id)
+            once = len(leases) == 1
+            self.require(
+                once, "NOT_SAFE steps are done once", directive.jobId, f"{turn} was done under {len(leases)} leases"
+            )
+
+    def calls_out(self, call: Outgoing, what: str) -> None:
+        """The engine sends a request: one for each attempt that was handed over, repeated only behind a guard."""
+        calls, key = self.known.calls, call.idempotency_key
+        calls[key, what] += 1
+        made, asked = calls[key, "make"] + calls[key, "hook"], calls[key, "guard"]
+        self.trace.note("outside", "", what, key[:8], made)
+        self.require(made <= self.known.handed[key], "calls are attempts", "", f"{call.url} was called {made} times")
+        self.require(not asked or made <= asked + 1, "guards are asked first", "", f"{call.url}: {made} and {asked}")
 
     def log(self, _: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         """Errors in the log are surprises, unless we made them."""

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 
 from lucius.adapters.ledger_memory import _Record
-from lucius.core.model import Instant, JobStatus, OutboxStatus, Step, StepStatus
+from lucius.core.chain import walk
+from lucius.core.model import AttemptOutcome, Instant, JobStatus, OutboxStatus, ReviewStatus
 from tests.simulation.disk import Disk
+from tests.simulation.invariants import clocks
 from tests.simulation.monitor import Monitor
 
 RECOVERY_MS = 12_000  # loops that failed have backed off for up to ten seconds
@@ -23,25 +25,11 @@ def look_at_clocks(monitor: Monitor, disk: Disk, healed_at: Instant, now: Instan
 
 
 def _clocks(record: _Record) -> Iterator[tuple[str, Instant]]:
-    if record.job.deadline is not None:
+    paused = record.job.paused is not None
+    if record.job.deadline is not None and not paused:
         yield "the job's deadline", record.job.deadline
-    for step in record.steps.values():
-        for what, clock in _step_clocks(step):
-            if clock is not None:
-                yield f"{what} of {step.step_id}", clock
-
-
-def _step_clocks(step: Step) -> Iterator[tuple[str, Instant | None]]:
-    match step.status:
-        case StepStatus.INITIATED:
-            yield "the ACK deadline", step.attempt.ack_deadline
-        case StepStatus.PROCESSING:
-            yield "the lease", step.attempt.lease_expires_at
-            yield "the hard deadline", step.attempt.hard_deadline
-        case StepStatus.FAILED_RETRY:
-            yield "the retry", step.retry_at
-        case _:
-            pass
+    for step_id in record.job.active:
+        yield from ((f"{what} of {step_id}", at) for what, at in clocks(record.steps[step_id], paused=paused))
 
 
 def look_at_the_end(monitor: Monitor, disk: Disk) -> None:
@@ -49,7 +37,22 @@ def look_at_the_end(monitor: Monitor, disk: Disk) -> None:
         monitor.require(not record.job.live, "every job ends", job_id, f"it is still {record.job.status}")
         waits = [row.outbox_id for row in record.outbox.values() if row.status is OutboxStatus.PENDING]
         monitor.require(not waits, "the outbox is empty in the end", job_id, f"{waits} wait")
+        _look_at_history(monitor, record)
     monitor.require(not disk.totals, "counters end at nothing", "", str(disk.totals))
+
+
+def _look_at_history(monitor: Monitor, record: _Record) -> None:
+    """The events are a chain, every attempt is there, and who failed is looked at or was."""
+    job = record.job
+    broken = walk(record.events, job.event_seq, job.event_hash).breaks
+    monitor.require(not broken, "events are a chain", job.job_id, str(broken))
+    for step in record.steps.values():
+        missing = [no for no in range(1, step.attempt.attempt_no + 1) if (step.step_id, no) not in record.attempts]
+        monitor.require(not missing, "history is complete", job.job_id, f"{step.step_id} lacks attempts {missing}")
+    asked = [item for item in monitor.known.reviews.values() if item.job_id == job.job_id]
+    looked_at = any(item.status is ReviewStatus.OPEN or (item.act and item.resolved_by) for item in asked)
+    failed = job.status is JobStatus.FAILED_FINAL
+    monitor.require(looked_at or not failed, "failed jobs are looked at", job.job_id, f"{len(asked)} items")
 
 
 def look_at_calm(monitor: Monitor, disk: Disk, *, at_once: bool) -> None:
@@ -64,3 +67,12 @@ def look_at_calm(monitor: Monitor, disk: Disk, *, at_once: bool) -> None:
             monitor.require(attempt.attempt_no == 1, "calm steps run once", job_id, f"attempt {attempt.attempt_no}")
             lag = (attempt.handed_over_at or 0) - attempt.created_at
             monitor.require(not at_once or lag <= HANDOVER_MS, "rows leave at once", job_id, f"after {lag} ms")
+
+
+def look_at_varied_calm(monitor: Monitor, disk: Disk) -> None:
+    """Where nothing went wrong nothing was tried twice, whatever people decided."""
+    for job_id, record in disk.records.items():
+        for ended in record.attempts.values():
+            outcome = ended.attempt.outcome
+            lost = outcome in (AttemptOutcome.ACK_TIMEOUT, AttemptOutcome.LEASE_EXPIRED, AttemptOutcome.HANDOVER_FAILED)
+            monitor.require(not lost, "calm steps run once", job_id, f"{ended.step_id} ended {outcome}")

@@ -6,16 +6,17 @@ from lucius.core.decision import Defaults
 from lucius.core.protocol import Policies, Protocol, RetryPolicy, StepSpec
 from lucius.ports.errors import ProtocolError
 from lucius.settings import Settings
+from tests.simulation.protocols import SERVICES, draw_protocol
 
 RETRY_INTERVAL = 1.0  # seconds between looks at a bus that is down
-SERVICES = ("ocr", "embedding", "sis")
 
 
 class FixedProtocols:
-    """A ProtocolSource whose protocols are drawn by the seed."""
+    """A ProtocolSource whose protocols are drawn by the seed: of one to three tasks in a row, or of every kind."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self._protocols = {f"P{n}": _protocol(rng, n) for n in (1, 2, 3)}
+    def __init__(self, rng: random.Random, *, varied: bool) -> None:
+        draw = draw_protocol if varied else _protocol
+        self._protocols = {protocol.request_type: protocol for protocol in (draw(rng, n) for n in (1, 2, 3))}
 
     def resolve(self, request_type: str, version: int | None = None) -> Protocol | None:
         return self._protocols.get(request_type)

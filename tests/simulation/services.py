@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from lucius.contract import CallbackAnswer, Directive
-from lucius.core.model import JobStatus, StepStatus
+from lucius.core.model import AttemptOutcome, Job, JobStatus, StepStatus
 from lucius.ports.errors import BusDown, LedgerFull
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.timestamps import parse_timestamp
@@ -33,8 +33,11 @@ class Service:
         monitor: Monitor,
         fleet: Fleet,
         network: Network,
+        *,
+        varied: bool,
     ) -> None:
         self.name = name
+        self._varied = varied
         self._loop, self._rng, self._disk, self._faults = loop, rng, disk, faults
         self._monitor, self._fleet, self._network = monitor, fleet, network
         self._clock = LoopClock(loop)
@@ -87,6 +90,7 @@ class Service:
                 if self._knows_its_attempts:
                     continue
             self._seen.add(directive.lease_id)
+            self._monitor.executes(directive)
             self._monitor.watch(self._loop.create_task(self._attempt(directive)))
 
     async def _attempt(self, directive: Directive) -> None:
@@ -130,7 +134,16 @@ class Service:
             return {"status": "FAILED", "failure_class": "RATE_LIMITED", "retry_after_seconds": RETRY_AFTER_MS / 1000}
         if faults.hit("service_failed_for_good"):
             return {"status": "FAILED_FINAL", "failure_class": "NON_RETRYABLE", "error": {"code": "NO_SUCH_PAGE"}}
-        return {"status": "SUCCEEDED", "result": {"lease": directive.lease_id, "n": self._rng.randint(1, 9)}}
+        if directive.compensates is not None and faults.hit("undo_failed"):
+            return {"status": "FAILED_FINAL", "failure_class": "NON_RETRYABLE", "error": {"code": "IT_STAYS"}}
+        if self._varied and faults.hit("service_half_done"):
+            return {"status": "FAILED", "failure_class": "COMPENSATION_REQUIRED", "error": {"code": "HALF_DONE"}}
+        if self._varied and faults.hit("service_dependency_failed"):
+            return {"status": "FAILED", "failure_class": "DEPENDENCY_FAILED", "error": {"code": "NO_MODEL"}}
+        result: dict[str, Any] = {"lease": directive.lease_id, "n": self._rng.randint(1, 9)}
+        if self._varied:
+            result["items"] = [self._rng.randint(1, 9) for _ in range(self._rng.randint(0, 4))]
+        return {"status": "SUCCEEDED", "result": result}
 
     async def _answer(self, directive: Directive, result: dict[str, Any]) -> None:
         """Say the result until somebody has heard it: an orchestrator that is down must not cost the work."""
@@ -154,7 +167,8 @@ class Service:
             "lease_id": directive.lease_id,
             **more,
         }
-        sent_at, cancelling = self._clock.now(), self._status(directive) is JobStatus.CANCELLING
+        sent_at, job = self._clock.now(), self._disk.records[directive.jobId].job
+        cancelling = job.run_no if _is_stopped(job) else None
         try:
             heard = await self._network.call(lambda process: _call_back(process, kind, body, directive), patience)
         except Unanswered:
@@ -167,11 +181,8 @@ class Service:
         self._check(kind, directive, body, heard, sent_at, cancelling)
         return heard
 
-    def _status(self, directive: Directive) -> JobStatus:
-        return self._disk.records[directive.jobId].job.status
-
     def _check(
-        self, kind: str, directive: Directive, body: dict[str, Any], heard: Answer, sent_at: int, cancelling: bool
+        self, kind: str, directive: Directive, body: dict[str, Any], heard: Answer, sent_at: int, cancelling: int | None
     ) -> None:
         """What a service is told must be true of the disk."""
         require, job_id = self._monitor.require, directive.jobId
@@ -183,14 +194,18 @@ class Service:
             until = parse_timestamp(heard.lease_expires_at or "1970-01-01T00:00:00Z")
             extended = until >= sent_at + directive.lease_seconds * 1000
             require(extended, "heartbeats extend the lease", job_id, f"{directive.message_id} until {until}")
-        if cancelling:
+        record = self._disk.records[job_id]
+        if cancelling == record.job.run_no and record.job.compensation is None:
             require(heard.cancel_requested, "services hear of a cancel", job_id, directive.message_id)
         if kind == "result" and told == "APPLIED" and body["status"] == "SUCCEEDED":
-            step = self._disk.records[job_id].steps[directive.stepId]
-            kept = step.status is StepStatus.SUCCEEDED and step.result["lease"] == directive.lease_id
+            ended = record.attempts.get((directive.stepId, directive.attempt_no))
+            kept = ended is not None and ended.attempt.outcome is AttemptOutcome.SUCCEEDED
+            step = record.steps[directive.stepId]
+            if step.attempt.lease_id == directive.lease_id:
+                kept = kept and step.status is StepStatus.SUCCEEDED and step.result == body["result"]
             require(kept, "what was applied is kept", job_id, f"{directive.message_id}: {step.status}")
         if kind == "result" and told == "LATE" and "result" in body:
-            said_before = self._disk.records[job_id].steps[directive.stepId].result == body["result"]
+            said_before = record.steps[directive.stepId].result == body["result"]
             require(not said_before, "a repeated result is a duplicate", job_id, directive.message_id)
 
 
@@ -198,6 +213,11 @@ async def _call_back(process: Process, kind: str, body: dict[str, Any], directiv
     callbacks = process.runtime.callbacks
     spoken = await callbacks.hear(kind, body, callbacks.verify(directive.callback_token))
     return (await callbacks.apply(spoken.job_id, [spoken.said]))[0]
+
+
+def _is_stopped(job: Job) -> bool:
+    """Being cancelled. Once its job undoes what it did, nobody is to stop."""
+    return job.status is JobStatus.CANCELLING and job.compensation is None
 
 
 def _contended(heard: Answer) -> bool:

@@ -51,6 +51,7 @@ def test_what_ran_out_while_the_machine_stood_still_is_left_to_the_next_look() -
         interval=0.2,
         repair_interval=30,
         on_action=lambda _: None,
+        wake=asyncio.Event(),
     )
     asyncio.run(sweeper.sweep())
     asyncio.run(sweeper.sweep())

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from lucius import wiring
 from lucius.adapters import group_commit
+from lucius.adapters.expressions import CelTools
 from lucius.core.decision import Env
 from lucius.core.model import JobStatus, OutboxStatus, StepStatus
 from lucius.engine import relay, sweeper
@@ -24,14 +25,20 @@ from tests.simulation.clock import LoopClock, OutOfSteps, VirtualLoop
 from tests.simulation.disk import Disk
 from tests.simulation.faults import Faults
 from tests.simulation.monitor import Monitor
+from tests.simulation.outside import Outside
+from tests.simulation.people import People
 from tests.simulation.process import Fleet, Network, Process, Unanswered
-from tests.simulation.rest import look_at_calm, look_at_clocks, look_at_the_end
-from tests.simulation.scenery import SERVICES, FixedProtocols, draw_settings
+from tests.simulation.protocols import SERVICES
+from tests.simulation.rest import look_at_calm, look_at_clocks, look_at_the_end, look_at_varied_calm
+from tests.simulation.scenery import FixedProtocols, draw_settings
 from tests.simulation.services import Service
 from tests.simulation.trace import Broken
 
 MAX_STEPS = 400_000
+CLIENTS, VARIED_CLIENTS = (3, 8), (2, 5)
+TOOLS = CelTools()  # keeps nothing but what it has compiled
 REST_WITHIN = 240.0  # once nothing goes wrong any more, every job ends within this time
+ECHOES = 6.0  # how long what people asked for before may still be on its way
 AFTERMATH = 12.0  # and late messages find nothing to change
 
 
@@ -49,36 +56,46 @@ class World:
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.loop = loop = VirtualLoop(rng, shuffle=rng.random() < 0.7, max_steps=MAX_STEPS)
+        self.varied = seed % 2 == 1  # protocols of every kind and people who act; else tasks in a row, as they come
         self.pushes = rng.random() < 0.55
         self.settings = draw_settings(rng, self.pushes)
         self.faults = Faults(rng)
         self.disk = Disk(self.faults, rng)
-        self.monitor = Monitor(loop, self.disk, self.faults, self.settings.defaults, self.settings.max_unacked)
+        defaults, max_unacked = self.settings.defaults, self.settings.max_unacked
+        self.monitor = Monitor(loop, self.disk, self.faults, defaults, max_unacked, varied=self.varied)
         gap_ms = max(sweeper.GAP_MS, round(self.settings.sweep_interval * 4000))
         self.fleet = Fleet(loop, rng, self.disk, self.faults, self.monitor, self._build, gap_ms)
         self.network = Network(loop, rng, self.faults, self.fleet)
         self.broker = Broker(loop, rng, self.faults, self.monitor, self.settings.publish_timeout)
+        self.outside = Outside(rng, self.faults, self.monitor, LoopClock(loop))
+        self.people = People(loop, rng, self.disk, self.faults, self.monitor, self.network)
         self.replicas = 2 if rng.random() < 0.35 else 1
         self.window = rng.uniform(8.0, 20.0)
         self.batch, self.group = rng.choice((3, 200)), rng.choice((1, 3, 256))
-        self._protocols = FixedProtocols(rng)
+        self._protocols = FixedProtocols(rng, varied=self.varied)
         self._ids = count(1)
         self._freeze_in: dict[tuple[str, str], float] = {}
         self.disk.on_read = self._reading
-        self.clients = [self._client(number) for number in range(rng.randint(3, 8))]
+        self.clients = [
+            self._client(number) for number in range(rng.randint(*(VARIED_CLIENTS if self.varied else CLIENTS)))
+        ]
 
     def _client(self, number: int) -> Client:
-        request_type = self.rng.choice(("P1", "P2", "P3"))
+        rng = self.rng
+        request_type = rng.choice([protocol.request_type for protocol in self._protocols.list()])
+        items = [rng.randint(1, 9) for _ in range(rng.randint(0, 6))] if self.varied else []
+        payload = {"n": rng.randint(1, 9), "items": items} if self.varied else {}
         clock = LoopClock(self.loop)
-        return Client(number, request_type, self.rng, self.disk, self.faults, self.monitor, self.network, clock)
+        return Client(number, request_type, rng, self.disk, self.faults, self.monitor, self.network, clock, payload)
 
     def new_id(self) -> str:
         return f"id-{next(self._ids):05d}"
 
     def _build(self, process: Process) -> wiring.Runtime:
         publisher = self.broker.link(process) if self.pushes else None
-        env = Env(new_id=self.new_id, jitter=self.rng.random, defaults=self.settings.defaults)
-        runtime = wiring.build(self.settings, process.connection, publisher, LoopClock(self.loop), env)
+        env = Env(self.new_id, self.rng.random, self.settings.defaults, TOOLS)
+        clock, caller = LoopClock(self.loop), self.outside.link()
+        runtime = wiring.build(self.settings, process.connection, publisher, clock, env, caller)
         wiring.attach(runtime)
         return runtime
 
@@ -131,7 +148,17 @@ class World:
         for slot in range(self.replicas):
             self.fleet.start(slot)
         services = [
-            Service(name, self.loop, self.rng, self.disk, self.faults, self.monitor, self.fleet, self.network)
+            Service(
+                name,
+                self.loop,
+                self.rng,
+                self.disk,
+                self.faults,
+                self.monitor,
+                self.fleet,
+                self.network,
+                varied=self.varied,
+            )
             for name in SERVICES
         ]
         listening = [
@@ -143,6 +170,8 @@ class World:
             self.monitor.watch(self.loop.create_task(client.live(self.rng.uniform(0, self.window / 2), self.window)))
             for client in self.clients
         ]
+        if self.varied:
+            listening.append(self.monitor.watch(self.loop.create_task(self.people.meddle())))
         self._plan_trouble()
         await asyncio.sleep(self.window)
         self._heal()
@@ -150,7 +179,9 @@ class World:
         look_at_the_end(self.monitor, self.disk)
         await asyncio.sleep(AFTERMATH)
         look_at_the_end(self.monitor, self.disk)
-        if self.faults.calm:
+        if self.faults.calm and self.varied:
+            look_at_varied_calm(self.monitor, self.disk)
+        elif self.faults.calm:
             freely = self.replicas == 1 and self.settings.max_unacked > len(self.clients)
             look_at_calm(self.monitor, self.disk, at_once=freely)
             for client in self.clients if self.replicas == 1 else ():
@@ -161,10 +192,14 @@ class World:
 
     async def _rest(self, living: list[asyncio.Task[None]]) -> None:
         deadline, healed_at = self.loop.time() + REST_WITHIN, LoopClock(self.loop).now()
+        quiet_at = self.loop.time() + (ECHOES if self.varied else 0.0)
         while self.loop.time() < deadline:
             await asyncio.sleep(1.0)
+            if self.varied:
+                await self.people.settle()
             look_at_clocks(self.monitor, self.disk, healed_at, LoopClock(self.loop).now())
-            if all(task.done() for task in living) and not any(r.job.live for r in self.disk.records.values()):
+            ended = all(task.done() for task in living) and not any(r.job.live for r in self.disk.records.values())
+            if ended and self.loop.time() >= quiet_at:
                 break
         for task, client in zip(living, self.clients, strict=True):
             waits = not task.done()
@@ -236,11 +271,12 @@ class World:
         """Take a waiting job's row or its clock away: only the repair can bring it back."""
         for job_id, record in self.disk.records.items():
             pending = [row for row in record.outbox.values() if row.status is OutboxStatus.PENDING]
-            waits = [s for s in record.steps.values() if s.status is StepStatus.DISPATCHING]
-            if pending and waits:
+            waits = {s.attempt.outbox_id for s in record.steps.values() if s.status is StepStatus.DISPATCHING}
+            lost = next((row for row in pending if row.outbox_id in waits), None)
+            if lost is not None:
                 self.monitor.known.drifted.add(job_id)
-                self.monitor.trace.note("world", job_id, "loses", pending[0].outbox_id)
-                self.disk.lose_row(pending[0])
+                self.monitor.trace.note("world", job_id, "loses", lost.outbox_id)
+                self.disk.lose_row(lost)
                 self.faults.saw("drift_row")
                 return
             if record.job.live and record.job.due_at is not None and not pending:

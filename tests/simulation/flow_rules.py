@@ -1,0 +1,227 @@
+"""What holds where protocols branch: every flow is somewhere, goes where the protocol says, and is counted once."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from lucius.adapters.ledger_memory import _Record
+from lucius.core.model import (
+    TERMINAL_STEP,
+    TIMED_OUT,
+    AttemptOutcome,
+    Job,
+    JobStatus,
+    Scope,
+    Step,
+    StepStatus,
+    Token,
+)
+from lucius.core.protocol import CONTAINERS, FAIL, SUCCEED, Place, at_items, items_of, spec_id
+from tests.simulation.invariants import Change, Known, Rule
+
+DONE = frozenset({StepStatus.SUCCEEDED, StepStatus.SKIPPED})
+UNDO = frozenset({"UNDO", "UNDONE", "NOT_UNDONE"})
+
+
+def around(record: _Record, step_id: str) -> str | None:
+    """The job's step that contains this one."""
+    plan, items = record.protocol.plan, items_of(step_id)
+    container = plan.places[spec_id(step_id)].container
+    return at_items(container, items[: plan.places[container].maps]) if container is not None else None
+
+
+def _flow_of(record: _Record, token: Token) -> str | None:
+    """The container in which a token stands."""
+    return around(record, token.before) if token.target in UNDO and token.before else token.container
+
+
+def is_stopping(job: Job) -> bool:
+    """There was more to end than one decision may: the next one goes on with it."""
+    uncleared = job.compensation is not None and not job.compensation.cleared
+    return uncleared or job.stopping is not None or any(scope.failing is not None for scope in job.scopes)
+
+
+def no_flow_is_lost_or_doubled(change: Change, _: Known) -> Iterator[str]:
+    """A flow is a running step or a token. The job has one, each branch and each item that was started has one."""
+    record, job = change.record, change.record.job
+    held = job.paused is not None and job.paused.on_review
+    if not job.live or held or job.status is JobStatus.QUEUED or is_stopping(job):
+        return
+    running = [step.step_id for step in record.steps.values() if step.status not in TERMINAL_STEP]
+    if job.compensation is not None:
+        if len(running) + len(job.ready) != 1:
+            yield f"while undoing, {running} run and {[token.target for token in job.ready]} are next"
+        return
+    flows = Counter([*(around(record, step_id) for step_id in running), *(_flow_of(record, t) for t in job.ready)])
+    stopping = job.status is JobStatus.CANCELLING
+    if flows[None] > 1 or (not flows[None] and not stopping):
+        yield f"the job itself is at {flows[None]} places: {running} run, {[t.target for t in job.ready]} are next"
+    for scope in () if stopping else job.scopes:
+        yield from _counted(record, scope, flows[scope.container])
+
+
+def _counted(record: _Record, scope: Scope, live: int) -> Iterator[str]:
+    spec = record.protocol.plan.places[spec_id(scope.container)].spec
+    if scope.live != live:
+        yield f"{scope.container} counts {scope.live} flows, and {live} are there"
+    if scope.live + scope.succeeded + scope.failed != scope.next or scope.next > scope.total:
+        yield f"{scope.container} has lost count: {scope}"
+    if spec.map is not None and live > spec.map.max_parallel:
+        yield f"{live} items of {scope.container} live, and {spec.map.max_parallel} may"
+    room = spec.map.max_parallel if spec.map is not None else scope.total
+    if live < room and scope.next < scope.total:
+        yield f"{scope.container} has room for another and does not use it: {scope}"
+
+
+def scopes_are_open_containers(change: Change, _: Known) -> Iterator[str]:
+    record = change.record
+    open_ = {s.step_id for s in record.steps.values() if s.kind in CONTAINERS and s.status not in TERMINAL_STEP}
+    if {scope.container for scope in record.job.scopes} != open_:
+        yield f"open are {sorted(open_)}, the job's head has {[scope.container for scope in record.job.scopes]}"
+    for step in record.steps.values():
+        if step.status not in TERMINAL_STEP and (container := around(record, step.step_id)) is not None:
+            handler = record.protocol.plan.places[spec_id(step.step_id)].handler_of is not None
+            if container not in open_ and not handler:
+                yield f"step {step.step_id} runs inside {container}, which has ended"
+
+
+def joins_count_right(change: Change, _: Known) -> Iterator[str]:
+    for was, step in change.steps():
+        kept = was is not None and was.attempt.attempt_no == step.attempt.attempt_no and was.status is step.status
+        if step.kind in CONTAINERS and step.status is StepStatus.SUCCEEDED and not kept:
+            yield from _joined(change, step)
+
+
+def _joined(change: Change, step: Step) -> Iterator[str]:
+    spec, result, around_it = change.spec(step), step.result, items_of(step.step_id)
+    if spec.map is not None:
+        outcomes, join = result["items"], spec.map.join
+        first = spec.map.steps[0].step_id
+        firsts = [at_items(first, (*around_it, n)) for n in range(len(step.items or ()))]
+    else:
+        assert spec.parallel is not None, "a container is one or the other"
+        outcomes, join = [*result["branches"].values()], spec.parallel.join
+        firsts = [at_items(branch[0].step_id, around_it) for branch in spec.parallel.branches.values()]
+    said = Counter(outcome["status"] for outcome in outcomes)
+    if (len(outcomes), result["total"]) != (len(firsts), len(firsts)):
+        yield f"{step.step_id} joined {len(outcomes)} of {len(firsts)}"
+    if (said["SUCCEEDED"], said["FAILED_FINAL"]) != (result["succeeded"], result["failed"]):
+        yield f"{step.step_id} says {result}, its outcomes are {dict(said)}"
+    if join == "fail_fast" and result["failed"]:
+        yield f"{step.step_id} joined though {result['failed']} failed"
+    for name in firsts:
+        if name not in change.record.steps:
+            yield f"{step.step_id} joined, and {name} never started"
+
+
+def steps_start_where_a_flow_leads(change: Change, _: Known) -> Iterator[str]:
+    record, plan = change.record, change.record.protocol.plan
+    for was, step in change.steps():
+        place = plan.places[spec_id(step.step_id)]
+        began = was is None or (was.run_no, was.visit) != (step.run_no, step.visit)
+        kept = was is not None and was.attempt.attempt_no == step.attempt.attempt_no
+        if not began or kept or place.handler_of is not None or change.has("STEP_SKIPPED", "RESULT_ADOPTED"):
+            continue
+        if not _is_first(change, place, step) and not any(
+            _leads(change, other, step) for other in beside(record, step)
+        ):
+            yield f"step {step.step_id} started, and nothing leads to it"
+    job = record.job
+    if job.status is JobStatus.SUCCEEDED and change.before is not None and change.before.job.live:
+        tops = [step for step in record.steps.values() if plan.places[spec_id(step.step_id)].container is None]
+        if not any(SUCCEED in leads_to(plan.places[spec_id(step.step_id)], step) for step in tops):
+            yield "the job succeeded, and no step leads there"
+
+
+def _is_first(change: Change, place: Place, step: Step) -> bool:
+    if place.container is None and place.index == change.record.job.kept_below:
+        return True  # where the run starts
+    container = change.record.protocol.plan.places[place.container].spec if place.container else None
+    if container is None:
+        return place.index == 0
+    if container.map is not None:
+        return container.map.steps[0].step_id == place.spec.step_id
+    branches = container.parallel.branches.values() if container.parallel else ()
+    return any(branch[0].step_id == place.spec.step_id for branch in branches)
+
+
+def beside(record: _Record, step: Step) -> Iterator[Step]:
+    """What has started in the same list of steps."""
+    plan, items = record.protocol.plan, items_of(step.step_id)
+    here = plan.places[spec_id(step.step_id)]
+    for other in record.steps.values():
+        place = plan.places[spec_id(other.step_id)]
+        if (place.container, place.branch, items_of(other.step_id)) == (here.container, here.branch, items):
+            yield other
+
+
+def _leads(change: Change, other: Step, step: Step) -> bool:
+    """Where a step led when it ended. In one commit it may have ended and begun again, and only the last is known."""
+    place, target = change.place(other.step_id), spec_id(step.step_id)
+    was = change.before.steps.get(other.step_id) if change.before else None
+    ended = [e.attempt.attempt_no for e in change.decision.attempts if e.step_id == other.step_id]
+    again = any(number < other.attempt.attempt_no for number in ended)
+    if again and place.spec.decision is not None:
+        return target in {place.spec.decision.otherwise, *(choice.then for choice in place.spec.decision.choices)}
+    if again and target in (place.spec.on_success or place.following, place.spec.on_failure, place.spec.on_timeout):
+        return True
+    return target in leads_to(place, other) or (was is not None and target in leads_to(place, was))
+
+
+def stands(job: Job, step: Step) -> bool:
+    """Whether what a step did counts in this run."""
+    if step.status not in DONE or (step.undone and step.run_no != job.run_no):
+        return False
+    return step.run_no == job.run_no or step.run_no >= job.anew_since or step.index < job.kept_below
+
+
+def leads_to(place: Place, step: Step) -> set[str]:
+    """What may follow a step that ended like this. A container fails like what failed inside it."""
+    spec = place.spec
+    if step.status in DONE:
+        decided = step.result.get("then") if step.kind == "decision" and isinstance(step.result, dict) else None
+        return {decided or spec.on_success or place.following}
+    if step.status is not StepStatus.FAILED_FINAL:
+        return set()
+    late, failed = spec.on_timeout or spec.on_failure or FAIL, spec.on_failure or FAIL
+    if step.kind in CONTAINERS:
+        return {late, failed}
+    return {late if step.attempt.outcome in TIMED_OUT else failed}
+
+
+def visits_stay_within_their_limit(change: Change, known: Known) -> Iterator[str]:
+    for was, step in change.steps():
+        spec = change.spec(step)
+        over = step.last_error is not None and step.last_error.code == "VISIT_LIMIT"
+        if step.visit > spec.max_visits and not over:
+            yield f"step {step.step_id} is at visit {step.visit} of {spec.max_visits}"
+        limit = spec.retry_policy.max_attempts or known.defaults.max_attempts
+        if step.tries > limit:
+            yield f"step {step.step_id} is at try {step.tries} of {limit}"
+        counted = was is not None and (was.run_no, was.visit) == (step.run_no, step.visit) and step.tries > 1
+        repaired = any(e.attempt.outcome is AttemptOutcome.REPAIRED for e in change.decision.attempts)
+        if counted and was is not None and step.attempt.adopted_from is None:
+            more = step.attempt.attempt_no - was.attempt.attempt_no
+            if not repaired and step.tries - was.tries != more:
+                yield f"step {step.step_id} took {more} attempts and counts {step.tries - was.tries}"
+
+
+def a_cancelled_job_goes_nowhere(change: Change, _: Known) -> Iterator[str]:
+    before, job = change.before, change.record.job
+    if before is None or before.job.status is not JobStatus.CANCELLING or job.run_no != before.job.run_no:
+        return
+    for was, step in change.steps():
+        began = was is None or was.attempt.attempt_no != step.attempt.attempt_no
+        handler = change.place(step.step_id).handler_of is not None
+        adopted = step.attempt.adopted_from is not None
+        if began and not adopted and not (handler and job.compensation is not None):
+            yield f"step {step.step_id} started an attempt while the job was being cancelled"
+
+
+FLOW_RULES: tuple[Rule, ...] = (
+    no_flow_is_lost_or_doubled,
+    scopes_are_open_containers,
+    joins_count_right,
+    steps_start_where_a_flow_leads,
+    visits_stay_within_their_limit,
+    a_cancelled_job_goes_nowhere,
+)

@@ -1,0 +1,264 @@
+"""Random protocols of every kind: small trees that are sound by construction, with short times and tight limits."""
+
+import random
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from lucius.core.model import FailureClass
+from lucius.core.protocol import (
+    FAIL,
+    SUCCEED,
+    Approval,
+    Call,
+    Choice,
+    Decide,
+    ErrorRule,
+    Guard,
+    Join,
+    Map,
+    Notify,
+    Parallel,
+    Policies,
+    Protocol,
+    RetryPolicy,
+    StepSpec,
+    Wait,
+)
+
+SERVICES = ("ocr", "embedding", "sis")
+SIGNALS = ("go", "more")
+PEOPLE = ("ann", "bob", "cid")
+FINANCE = "finance"  # a group that all of them are in
+OUTSIDE = "https://outside.test"
+
+KINDS = {
+    "task": 8,
+    "decision": 2,
+    "wait": 2,
+    "human_approval": 2,
+    "external_call": 2,
+    "notify": 1,
+    "parallel": 2,
+    "map": 3,
+}
+
+
+def draw_protocol(rng: random.Random, number: int) -> Protocol:
+    steps = Author(rng).flow(rng.randint(2, 4), (), 0, in_map=False)
+    policies = Policies(
+        timeout_ms=rng.choice((None, None, None, None, 15_000, 40_000)),
+        compensation=rng.choice(("auto", "manual")),
+        compensate_on_cancel=rng.random() < 0.4,
+    )
+    promised = {"type": "object"} if rng.random() < 0.1 else {}
+    return Protocol(
+        protocol_id=f"v{number}",
+        version=1,
+        request_type=f"V{number}",
+        steps=steps,
+        policies=policies,
+        input_schema={"type": "object"},
+        output_schema=promised,
+    )
+
+
+class Author:
+    """Draws the steps of one protocol. Their ids are unique over the whole of it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._undoes = rng.choice((0.2, 0.2, 0.9))
+        self._named = 0
+        self._containers = 0
+
+    def flow(self, length: int, seen: tuple[str, ...], depth: int, *, in_map: bool) -> tuple[StepSpec, ...]:
+        """A list of steps. `seen` names those with a number for a result that expressions here can read."""
+        specs: list[StepSpec] = []
+        for _ in range(length):
+            spec = self._step(seen, depth, in_map=in_map)
+            specs.append(spec)
+            if spec.kind in ("task", "external_call"):
+                seen = (*seen, spec.step_id)
+        return tuple(_reachable(self._wired(specs)))
+
+    def _step(self, seen: tuple[str, ...], depth: int, *, in_map: bool) -> StepSpec:
+        kinds = [kind for kind in KINDS if kind not in ("parallel", "map") or (depth < 2 and self._containers < 2)]
+        kind = self._rng.choices(kinds, [KINDS[kind] for kind in kinds])[0]
+        self._named += 1
+        name = f"{kind[0]}{self._named}"
+        match kind:
+            case "task":
+                return self._task(name, in_map=in_map)
+            case "decision":
+                return self._decision(name, seen, in_map=in_map)
+            case "wait":
+                return self._wait(name)
+            case "human_approval":
+                return self._approval(name)
+            case "external_call":
+                return self._call(name, seen, in_map=in_map)
+            case "notify":
+                return self._notify(name)
+            case _:
+                self._containers += 1
+                return self._container(name, kind, seen, depth, in_map=in_map)
+
+    def _task(self, name: str, *, in_map: bool) -> StepSpec:
+        rng = self._rng
+        safety = rng.choices(("SAFE_TO_RETRY", "NOT_SAFE_TO_RETRY", "SAFE_TO_RETRY_WITH_GUARD"), (6, 3, 1))[0]
+        return StepSpec(
+            step_id=name,
+            step_type="WORK",
+            service=rng.choice(SERVICES),
+            ack_timeout_ms=rng.choice((None, None, 1_500)),
+            lease_ms=rng.choice((None, None, 3_000)),
+            timeout_ms=rng.choice((None, None, None, 6_000)),
+            retry_policy=self._retry(),
+            retry_safety=safety,  # type: ignore[arg-type]
+            guard={"look": "first"} if safety == "SAFE_TO_RETRY_WITH_GUARD" else None,
+            compensation=self._handler(name) if not in_map and rng.random() < self._undoes else None,
+        )
+
+    def _retry(self) -> RetryPolicy:
+        rng = self._rng
+        return RetryPolicy(
+            max_attempts=rng.choice((None, 1, 2, 3)),
+            backoff_strategy=rng.choice(("fixed", "exponential", "jittered")),
+            initial_delay_ms=rng.choice((0, 300, 1_000)),
+            max_delay_ms=2_000,
+            handover_backoff_ms=(400, 1_500),
+            ack_backoff_ms=(400, 1_500),
+            dependency_delay_ms=800,
+            retry_on_classes=rng.choice((None, None, None, ("TRANSIENT",))),
+        )
+
+    def _handler(self, name: str) -> StepSpec:
+        if self._rng.random() < 0.3:
+            return self._call(f"undo-{name}", (), in_map=True)
+        return self._task(f"undo-{name}", in_map=True)
+
+    def _decision(self, name: str, seen: tuple[str, ...], *, in_map: bool) -> StepSpec:
+        """Where it leads is filled in once the steps around it are known."""
+        conditions = [self._condition(seen, in_map=in_map) for _ in range(self._rng.randint(1, 2))]
+        choices = tuple(Choice(when=when, then=FAIL) for when in conditions)
+        return StepSpec(step_id=name, kind="decision", decision=Decide(choices=choices))
+
+    def _condition(self, seen: tuple[str, ...], *, in_map: bool) -> str:
+        rng, number = self._rng, self._rng.randint(2, 8)
+        options = [f"input.n > {number}", f"size(input.items) > {number // 2}"]
+        if seen:
+            name = rng.choice(seen)
+            options += [f"steps.{name}.result.n > {number}", f"steps.{name}.status == 'SUCCEEDED'"] * 2
+        if in_map:
+            options += [f"item > {number}", "item_index == 1"]
+        return rng.choice(options) if rng.random() > 0.03 else "input.nothing > 1"
+
+    def _wait(self, name: str) -> StepSpec:
+        rng = self._rng
+        if rng.random() < 0.5:
+            wait = Wait(signal=rng.choice(SIGNALS))
+            return StepSpec(step_id=name, kind="wait", wait=wait, timeout_ms=rng.choice((None, 1_500, 4_000)))
+        if rng.random() < 0.15:
+            return StepSpec(step_id=name, kind="wait", wait=Wait(until="2025-06-15T15:06:48Z"))
+        return StepSpec(step_id=name, kind="wait", wait=Wait(duration_ms=rng.choice((1, 200, 1_000, 3_000))))
+
+    def _approval(self, name: str) -> StepSpec:
+        rng = self._rng
+        approvers = (FINANCE,) if rng.random() < 0.3 else tuple(rng.sample(PEOPLE, rng.randint(1, 3)))
+        most = len(PEOPLE) if FINANCE in approvers else len(approvers)
+        approval = Approval(
+            approvers=approvers,
+            quorum=rng.randint(1, min(2, most)),
+            four_eyes=rng.random() < 0.2,
+            prompt="" if rng.random() < 0.5 else "${input.n} pages?",
+        )
+        timeout = rng.choice((None, 2_000, 5_000))
+        return StepSpec(step_id=name, kind="human_approval", human_approval=approval, timeout_ms=timeout)
+
+    def _call(self, name: str, seen: tuple[str, ...], *, in_map: bool) -> StepSpec:
+        rng = self._rng
+        number = f"${{steps.{rng.choice(seen)}.result.n}}" if seen and rng.random() < 0.4 else "${input.n}"
+        guarded = rng.random() < 0.3
+        guard = Guard(url=f"{OUTSIDE}/guard/{name}", done_when="response.body.done", result="response.body.made")
+        undo = ErrorRule(when="response.status == 409", failure_class=FailureClass.COMPENSATION_REQUIRED, code="HALF")
+        call = Call(
+            url=f"{OUTSIDE}/make/{name}",
+            headers={"x-key": "${job.id}"},
+            body={"n": number},
+            errors=(undo,) if rng.random() < 0.5 else (),
+            guard=guard if guarded else None,
+        )
+        return StepSpec(
+            step_id=name,
+            kind="external_call",
+            external_call=call,
+            lease_ms=rng.choice((2_000, 5_000)),
+            timeout_ms=rng.choice((None, 1_500)),
+            retry_policy=self._retry(),
+            retry_safety="SAFE_TO_RETRY_WITH_GUARD" if guarded else rng.choice(("SAFE_TO_RETRY", "NOT_SAFE_TO_RETRY")),
+            compensation=self._handler(name) if not in_map and rng.random() < self._undoes else None,
+        )
+
+    def _notify(self, name: str) -> StepSpec:
+        hook = Notify(url=f"{OUTSIDE}/hook/{name}", type="pages.counted", data={"n": "${input.n}"})
+        return StepSpec(step_id=name, kind="notify", notify=hook, lease_ms=2_000, retry_policy=self._retry())
+
+    def _container(self, name: str, kind: str, seen: tuple[str, ...], depth: int, *, in_map: bool) -> StepSpec:
+        rng = self._rng
+        join: Join = rng.choice(("fail_fast", "collect"))
+        if kind == "map":
+            steps = self.flow(rng.randint(1, 2), seen, depth + 1, in_map=True)
+            most = rng.randint(1, 3)
+            body = Map(items=self._items(seen), steps=steps, max_parallel=most, join=join)
+            return StepSpec(step_id=name, kind="map", map=body)
+        branches = {
+            f"b{n}": self.flow(rng.randint(1, 2), seen, depth + 1, in_map=in_map) for n in range(rng.randint(1, 3))
+        }
+        return StepSpec(step_id=name, kind="parallel", parallel=Parallel(branches=branches, join=join))
+
+    def _items(self, seen: tuple[str, ...]) -> str:
+        options = ["input.items", "input.items", "[1, 5]"]
+        if seen:
+            options += [f"steps.{self._rng.choice(seen)}.result.items"] * 2
+        return self._rng.choice(options) if self._rng.random() > 0.04 else "input.n"
+
+    def _wired(self, specs: Sequence[StepSpec]) -> list[StepSpec]:
+        """Who leads to whom, within the list: mostly on, sometimes past the next one, back, or to an end."""
+        rng, names = self._rng, [spec.step_id for spec in specs]
+        wired = []
+        for at, spec in enumerate(specs):
+            onward, back = [*names[at + 1 :], SUCCEED], names[: at + 1]
+            if spec.decision is not None:
+                choices = tuple(replace(c, then=rng.choice([*onward, *back, FAIL])) for c in spec.decision.choices)
+                spec = replace(spec, decision=Decide(choices=choices, otherwise=onward[0]))
+            else:
+                spec = replace(
+                    spec,
+                    on_success=rng.choice([*onward, FAIL]) if rng.random() < 0.08 else None,
+                    on_failure=rng.choice([*onward, *back]) if rng.random() < 0.3 else None,
+                    on_timeout=rng.choice([*onward, *back]) if rng.random() < 0.1 else None,
+                )
+            wired.append(replace(spec, max_visits=rng.randint(1, 3)))
+        return wired
+
+
+def _reachable(specs: list[StepSpec]) -> list[StepSpec]:
+    """With what keeps a step from being reached undone: the step before it leads on to it again."""
+    reached = {specs[0].step_id}
+    for at, spec in enumerate(specs):
+        if spec.step_id not in reached:
+            before = specs[at - 1]
+            if before.decision is not None:
+                specs[at - 1] = replace(before, decision=replace(before.decision, otherwise=spec.step_id))
+            else:
+                specs[at - 1] = replace(before, on_success=None)
+        reached |= _targets(spec, specs[at + 1].step_id if at + 1 < len(specs) else SUCCEED)
+    return specs
+
+
+def _targets(spec: StepSpec, following: str) -> set[str]:
+    if spec.decision is not None:
+        return {spec.decision.otherwise, *(choice.then for choice in spec.decision.choices)}
+    named = {spec.on_failure, spec.on_timeout} - {None}
+    return {spec.on_success or following, *(target for target in named if target is not None)}
