@@ -50,7 +50,7 @@ def receive(draft: Draft, vote: CastVote) -> Reply:
     step = draft.current(vote.step_id) if vote.step_id.partition(".")[0] in draft.protocol.plan.places else None
     if step is None or step.kind != "human_approval":
         return Refused("STEP_NOT_FOUND", f"job {draft.job.job_id} has no approval {vote.step_id} that was asked for")
-    if step.status is not StepStatus.AWAITING_APPROVAL or not draft.job.live:
+    if step.status is not StepStatus.AWAITING_APPROVAL or draft.cancelling:
         return Refused("APPROVAL_ENDED", f"approval {vote.step_id} is {step.status} already")
     approval = draft.spec(step).human_approval
     assert approval is not None, "a step of this kind has its member"

@@ -48,7 +48,7 @@ def _catch_up(draft: Draft) -> bool:
 
 
 def _look_at(draft: Draft, step: Step, tick: DeadlinePassed) -> bool:
-    due, resumed_at = step_clock(step, draft.job.paused is not None), tick.resumed_at
+    due, resumed_at = step_clock(step, draft.stands_still()), tick.resumed_at
     looked_at = draft.now if tick.as_of is None else tick.as_of
     if due is None or due > looked_at:
         return False

@@ -152,7 +152,7 @@ def _current(draft: Draft, about: HandOverStarted | HandOverReleased | HandedOve
 
 def _hand_over_started(draft: Draft, report: HandOverStarted) -> Reply:
     step = _current(draft, report)
-    if step is None or step.attempt.claimed_at is not None or draft.cancelling or draft.job.paused is not None:
+    if step is None or step.attempt.claimed_at is not None or draft.stands_still():
         return Ignored("this attempt does not wait to be handed over")
     draft.caps = (*draft.caps, *report.caps)
     tasks.claim(draft, step)
@@ -169,8 +169,7 @@ def _hand_over_released(draft: Draft, report: HandOverReleased) -> Reply:
 
 def _handed_over(draft: Draft, report: HandedOver) -> Reply:
     step = _current(draft, report)
-    held = draft.job.paused is not None and step is not None and step.attempt.claimed_at is None
-    if step is None or held:
+    if step is None or (step.attempt.claimed_at is None and draft.stands_still()):
         return Ignored("this attempt does not wait to be handed over")
     draft.caps = (*draft.caps, *report.caps)
     handed_over = tasks.hand_over(draft, step)

@@ -80,6 +80,11 @@ class Draft:
         """Being cancelled, and not (any more) undoing what was done."""
         return self.job.status is JobStatus.CANCELLING and self.job.compensation is None
 
+    def stands_still(self) -> bool:
+        """Nothing of it is begun: it is paused, or all that no service has is about to be stopped."""
+        undoing = self.job.compensation
+        return self.job.paused is not None or self.cancelling or (undoing is not None and not undoing.cleared)
+
     def may_go_on(self) -> bool:
         """Whether what is ready may start in this decision."""
         job = self.job
