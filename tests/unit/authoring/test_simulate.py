@@ -143,6 +143,7 @@ def test_of_a_loops_visits_each_gets_the_next_ballot() -> None:
     report = rehearsed(made, Script(ballots={"a": (Ballot(False), Ballot(True))}))
     assert (report.status, walked(report)) == ("SUCCEEDED", ["a", "b", "a"])
     assert [leg.because for leg in report.path] == ["", "on_failure of a", ""]
+    assert report.took_ms == 60_000 + 1_000 + 2 * 60_000
 
 
 def test_a_signal_comes_when_it_is_awaited_or_when_the_script_says() -> None:
