@@ -7,7 +7,9 @@ from msgspec import Struct
 from lucius.core.decision import Decision, JobView
 from lucius.core.draft import counts
 from lucius.core.model import Event, Step, StepStatus
-from lucius.core.protocol import CONTAINERS, Place, StepSpec, items_of, spec_id
+from lucius.core.protocol import CONTAINERS, Place, StepSpec, at_items, items_of, spec_id
+
+NO_ITEM = -1  # stands for the items of a map that was never begun: how many there will be is not known
 
 
 class Effect(Struct, frozen=True):
@@ -38,7 +40,7 @@ def effect_of(view: JobView, decision: Decision, from_step: str | None = None) -
 
 
 class _Walk:
-    """From a step of the protocol's own list along every way that success may take."""
+    """From a step of the protocol's own list along every way that success may take, into containers too."""
 
     def __init__(self, view: JobView, settled: Event | None, *, anew: bool) -> None:
         self._view = view
@@ -51,49 +53,46 @@ class _Walk:
 
     def along(self, start: str, keeps: bool) -> Effect:
         """`anew`, the first step runs again whatever came of it."""
-        seen: set[str] = set()
-        ahead = [(start, keeps)]
-        while ahead:
-            name, keeps = ahead.pop()
-            if name in seen or name not in self._places:
-                continue
-            seen.add(name)
-            runs = self._anew and name == start
-            ahead += self._visit(self._places[name], keeps=keeps, stays=keeps and not runs)
+        self._flow(start, (), keeps=keeps, anew=self._anew)
         before = self._places[start].index if start in self._places else len(self._places)
         self._kept |= {step.step_id for step in self._standing_before(before)} - self._again
         return Effect(*(self._in_order(found) for found in (self._again, self._first, self._kept)))
 
-    def _visit(self, place: Place, *, keeps: bool, stays: bool) -> Iterator[tuple[str, bool]]:
+    def _flow(self, start: str, items: tuple[int, ...], *, keeps: bool, anew: bool = False) -> None:
+        """The steps of one list, for these map items."""
+        seen: set[str] = set()
+        ahead = [(start, keeps)]
+        while ahead:
+            name, keeps = ahead.pop()
+            if name in self._places and name not in seen:
+                seen.add(name)
+                stays = keeps and not (anew and name == start)
+                ahead += self._visit(self._places[name], items, keeps=keeps, stays=stays)
+
+    def _visit(self, place: Place, items: tuple[int, ...], *, keeps: bool, stays: bool) -> Iterator[tuple[str, bool]]:
         """Where it leads, and whether what was done there may stand. `stays` if this one may."""
-        spec, old = place.spec, self._view.steps.get(place.spec.step_id)
-        if spec.step_id == self._settled or (stays and old is not None and self._stands(old)):
-            self._kept.add(spec.step_id)
-            yield from ((target, spec.step_id != self._settled) for target in _targets(place, old))
+        spec, step_id = place.spec, at_items(place.spec.step_id, items)
+        old = self._view.steps.get(step_id)
+        if step_id == self._settled or (stays and old is not None and self._stands(old)):
+            self._kept.add(step_id)
+            goes_on = step_id != self._settled or place.container is not None
+            yield from ((target, goes_on) for target in _targets(place, old))
             return
         if spec.kind in CONTAINERS:
-            self._look_inside(spec, old, keeps)
+            self._look_inside(spec, old, items, keeps)
+        elif old is None:
+            self._first.add(spec.step_id)
         else:
-            (self._first if old is None else self._again).add(spec.step_id)
+            self._again.add(step_id)
         yield from ((target, False) for target in _targets(place, None))
 
-    def _look_inside(self, container: StepSpec, old: Step | None, keeps: bool) -> None:
-        names = {name for name, place in self._places.items() if self._is_inside(place, container.step_id)}
-        names = {name for name in names if self._places[name].spec.kind not in CONTAINERS}
-        ran = [step for step in self._view.steps.values() if spec_id(step.step_id) in names]
-        for step in ran:
-            stands = step.step_id == self._settled or (keeps and self._stands(step))
-            (self._kept if stands else self._again).add(step.step_id)
-        begun = {spec_id(step.step_id) for step in ran}
-        unfinished = old is not None and old.items is not None and len(ran) < len(old.items) * len(names)
-        self._first |= names if unfinished else names - begun
-
-    def _is_inside(self, place: Place, container: str) -> bool:
-        if place.handler_of is not None:
-            return False
-        while place.container is not None and place.container != container:
-            place = self._places[place.container]
-        return place.container is not None
+    def _look_inside(self, spec: StepSpec, old: Step | None, items: tuple[int, ...], keeps: bool) -> None:
+        for branch in spec.parallel.branches.values() if spec.parallel is not None else ():
+            self._flow(branch[0].step_id, items, keeps=keeps)
+        if spec.map is not None:
+            known = range(len(old.items)) if old is not None and old.items is not None else (NO_ITEM,)
+            for number in known:
+                self._flow(spec.map.steps[0].step_id, (*items, number), keeps=keeps)
 
     def _standing_before(self, index: int) -> Iterator[Step]:
         """What the run starts with. A container stands for all that is inside it."""

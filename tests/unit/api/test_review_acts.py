@@ -127,6 +127,34 @@ class TestSkip:
         assert (await api.job(job_id))["status"] == "SUCCEEDED"
         assert (await statuses(api, job_id))["read"] == "SKIPPED"
 
+    async def test_a_held_job_goes_on_after_the_step_that_may_have_had_its_effect(self, serve: Serve) -> None:
+        api = await serve(BOOKED)
+        job_id = await held_booking(api)
+        (await act(api, (await item(api))["review_id"], "skip", result={"paid": "by hand"})).ok()
+        directive = await do(api, "mail")
+        assert directive["inputs"]["pay"]["result"] == {"paid": "by hand"}
+        job = await api.job(job_id)
+        assert (job["status"], job["run_no"], job["review_id"]) == ("SUCCEEDED", 2, None)
+
+    async def test_inside_a_map_only_that_item_counts_as_done(self, serve: Serve) -> None:
+        api = await serve(MAPPED)
+        job_id = await api.submit(request_type="MAPPED", payload={"pages": ["a", "b"]})
+        await do(api, "split")
+        for directive in await api.pull("scan", max=10):
+            (await api.succeed(directive)).ok()
+        for directive in await api.pull("read", max=10):
+            if directive["item"] == "b":
+                (await api.fail(directive, failure_class="NON_RETRYABLE")).ok()
+            else:
+                (await api.succeed(directive)).ok()
+        assert (await item(api))["stepId"] == "read.1"
+        outcome = (await act(api, f"{job_id}~run1", "skip", result="typed")).ok()
+        assert (outcome["re_executes"], outcome["runs"]) == ([], ["file"])
+        assert "read.1" in outcome["keeps"]
+        await do(api, "file")
+        assert (await api.job(job_id))["status"] == "SUCCEEDED"
+        assert (await api.step(job_id, "read.1"))["result"] == "typed"
+
     async def test_a_result_has_its_bounds(self, serve: Serve) -> None:
         api = await serve(CHAIN)
         job_id = await failed_chain(api)

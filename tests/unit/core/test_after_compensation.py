@@ -8,7 +8,7 @@ from lucius.core.decide import decide_all
 from lucius.core.decision import Applied, Decision, Env, JobView, Refused
 from lucius.core.inputs import Compensate, DeadlinePassed, Discard, Input, Retry, Skip, Start, Submit
 from lucius.core.model import Job, JobStatus, Mode, ReviewStatus, Step, StepStatus
-from lucius.core.protocol import Policies, Protocol, StepSpec, digest
+from lucius.core.protocol import Parallel, Policies, Protocol, StepSpec, digest
 from lucius.core.routing import route
 from tests.unit.core.builders import T0, Lease, command, failure, success
 
@@ -53,8 +53,11 @@ class Told:
     @property
     def lease(self) -> Lease:
         (active,) = self.job.active
-        attempt = self.steps[active].attempt
-        return Lease(active, attempt.attempt_no, attempt.lease_id)
+        return self.lease_of(active)
+
+    def lease_of(self, step_id: str) -> Lease:
+        attempt = self.steps[step_id].attempt
+        return Lease(step_id, attempt.attempt_no, attempt.lease_id)
 
     def succeed(self, step_id: str) -> Decision:
         assert self.job.active == (step_id,)
@@ -88,6 +91,16 @@ def test_a_retry_does_again_what_was_undone_under_a_new_key() -> None:
     assert told.job.active == ("book",)
     assert told.steps["book"].idempotency_key != key
     assert not told.steps["book"].undone
+
+
+def test_what_was_undone_inside_a_branch_is_done_again_too() -> None:
+    left, right = (spec("book", compensation=spec("unbook")),), (spec("pay", retry_safety=NOT_SAFE),)
+    told = Told("auto", StepSpec(step_id="both", kind="parallel", parallel=Parallel(branches={"l": left, "r": right})))
+    told.feed(success(told.lease_of("book")))
+    told.fail("pay")
+    told.succeed("unbook")
+    told.feed(Retry(by="ada"))
+    assert set(told.job.active) == {"book", "pay"}
 
 
 def test_a_failed_step_that_its_own_handler_undid_gets_a_new_key_too() -> None:
