@@ -1,4 +1,6 @@
-"""Random histories: any input, in any order, at any time, doubled or from a fenced attempt.
+"""Random histories of three tasks: any input, in any order, at any time, doubled or from a fenced attempt.
+
+`test_random_protocols.py` does the same with other protocols; this one knows more ways to hand a task over.
 
 `Story` checks every invariant after every decision, so the rules below only have to be inventive.
 """
@@ -10,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from lucius.core.decision import Defaults
 from lucius.core.inputs import Ack, Cancel, DeadlinePassed, HandedOver, Heartbeat, Start
-from lucius.core.model import WITH_SERVICE, FailureClass, OutboxStatus, StepStatus
+from lucius.core.model import NEVER, WITH_SERVICE, FailureClass, OutboxStatus, StepStatus
 from lucius.core.protocol import RetryPolicy
 from tests.unit.core.builders import JOB_ID, MINUTE, NEVER_LEASED, SECOND, STEPS, T0, Lease, Story, three_steps
 from tests.unit.core.builders import failure as failure_of
@@ -72,7 +74,7 @@ class JobMachine(RuleBasedStateMachine):
         """Whatever a healthy world would do next, so that histories get somewhere."""
         story = self.story
         if not story.job.active:
-            story.start()
+            story.start() if story.job.paused is None else story.discard()
             return
         match story.step.status:
             case StepStatus.DISPATCHING:
@@ -152,7 +154,7 @@ class JobMachine(RuleBasedStateMachine):
     def clock_rings(self, early: int, away: int | None) -> None:
         """The engine looks when the job is due, or a moment too early; perhaps it was away until just before."""
         due = self.story.job.due_at
-        if due is not None:
+        if due is not None and due != NEVER:
             self.story.now = max(self.story.now, due - early)
         self.story.tick(0 if away is None else self.story.now - away)
 
@@ -202,7 +204,7 @@ class JobMachine(RuleBasedStateMachine):
 
 
 JobMachine.TestCase.settings = settings(
-    max_examples=500,
+    max_examples=200,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
