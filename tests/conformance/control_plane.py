@@ -13,6 +13,7 @@ import uvicorn
 from lucius.adapters.bus_local import LocalConsumer
 from lucius.api.app import create_app
 from lucius.contract import Directive
+from lucius.core.protocol import OF_THE_ENGINE
 from lucius.core.routing import LANES, lane_of
 from lucius.settings import load_settings
 from lucius.wiring import Runtime, open_runtime
@@ -84,7 +85,8 @@ class ControlPlane:
 
     def waiting(self) -> int:
         """Pulls that have reached the server and found nothing."""
-        return sum(len(waiters) for waiters in self.runtime.hub._pulls.values())
+        pulls = self.runtime.hub._pulls.items()
+        return sum(len(waiters) for service, waiters in pulls if service not in OF_THE_ENGINE)
 
     async def submit(self, number: int, service: str = "ocr", lane: int = 3, **fields: Any) -> str:
         """A job of one step, for the service and the lane."""
