@@ -3,8 +3,10 @@
 import pytest
 
 from lucius.core.explain import clock_time, explain
-from lucius.core.model import BlockedReason
+from lucius.core.model import BlockedReason, FailureClass
 from tests.unit.core.builders import MINUTE, SECOND, Story, three_steps
+from tests.unit.core.kind_situations import KIND_SITUATIONS
+from tests.unit.core.shapes import approval, pause_for, protocol, risky, task, undone_by, wait_for
 from tests.unit.core.situations import SITUATIONS
 
 
@@ -92,8 +94,49 @@ def test_the_sentence_of_every_waiting_job_names_step_service_and_until(name: st
         assert clock_time(story.job.blocked.until) in said
 
 
-@pytest.mark.parametrize("reason", BlockedReason)
-@pytest.mark.parametrize("name", SITUATIONS)
-def test_no_reason_in_any_state_is_too_much_for_it(name: str, reason: BlockedReason) -> None:
-    story = SITUATIONS[name]()
-    assert explain(story.view, reason, story.env)
+@pytest.mark.parametrize("name", [*SITUATIONS, *KIND_SITUATIONS])
+def test_no_reason_in_any_state_is_too_much_for_it(name: str) -> None:
+    story = {**SITUATIONS, **KIND_SITUATIONS}[name]()
+    assert all(explain(story.view, reason, story.env) for reason in BlockedReason)
+
+
+class TestOtherKinds:
+    def test_an_approval_names_who_may_give_it_and_until_when(self) -> None:
+        story = Story(protocol(approval("ok", "finance", quorum=2, timeout_ms=MINUTE))).dispatched()
+        since, until = clock_time(story.now), clock_time(story.now + MINUTE)
+        assert sentence(story) == f"waiting for approval by finance since {since}, 0 of 2 given, times out at {until}"
+        story.approve("ok", "ada", groups=("finance",))
+        assert "1 of 2 given" in sentence(story)
+
+    def test_a_signal_and_a_timer_are_named(self) -> None:
+        story = Story(protocol(wait_for("w", "go"))).dispatched()
+        assert sentence(story) == "step w waits for signal go"
+        story = Story(protocol(pause_for("w", MINUTE))).dispatched()
+        assert sentence(story) == f"step w waits until {clock_time(story.now + MINUTE)}"
+
+    def test_a_paused_job_says_who_paused_it_and_why(self) -> None:
+        story = Story().processing()
+        story.pause("ada")
+        assert sentence(story) == f"paused by ada since {clock_time(story.now)}: because"
+
+    def test_a_held_job_names_the_item_and_the_step(self) -> None:
+        story = Story(protocol(risky("pay"), task("z"))).dispatched().botch("pay")
+        said = sentence(story)
+        assert story.own_review.review_id in said
+        assert "pay" in said
+
+    def test_a_compensation_says_how_much_is_left(self) -> None:
+        story = Story(protocol(undone_by("a"), undone_by("b"), risky("pay"), compensation="auto")).dispatched()
+        story.do("a", "b").botch("pay")
+        assert sentence(story).startswith("undoing what was done, 2 to go: step undo-b")
+
+    def test_a_retry_says_after_which_failure_and_when(self) -> None:
+        story = Story().processing()
+        story.fail(failure_class=FailureClass.RATE_LIMITED, retry_after_ms=MINUTE)
+        assert "attempt 1 of 3" in sentence(story)
+        assert "RATE_LIMITED" in sentence(story)
+        assert clock_time(story.now + MINUTE) in sentence(story)
+
+    def test_the_date_is_told_where_it_is_another_day(self) -> None:
+        story = Story(protocol(pause_for("w", 48 * 60 * MINUTE))).dispatched()
+        assert "2023-11-16" in sentence(story)
