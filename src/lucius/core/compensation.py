@@ -12,6 +12,7 @@ from lucius.core.model import (
     Pause,
     ReviewKind,
     ReviewStatus,
+    Step,
     StepStatus,
     Token,
 )
@@ -91,13 +92,23 @@ def clear(draft: Draft) -> None:
         _go_on(draft)
 
 
-def resume(draft: Draft, by: str, reason: str) -> None:
-    """Try the handler again that failed."""
+def is_halted_at(draft: Draft, handler: Step) -> bool:
+    """Whether this is the handler that failed, and a person is asked about it."""
+    halted, paused = draft.job.compensation, draft.job.paused
+    held = paused is not None and paused.on_review
+    return held and halted is not None and halted.failed == flow.place_of(draft, handler).handler_of
+
+
+def resume(draft: Draft, by: str, reason: str, done: Step | None = None) -> None:
+    """Try the handler again that failed, or go on after it if it is done by now."""
     halted = draft.job.compensation
     assert halted is not None, "there is something to resume"
     draft.change_job(compensation=replace(halted, failed=None, by=by), paused=None)
     draft.emit("COMPENSATION_RESUMED", by=by, reason=reason, steps=list(halted.todo))
-    _go_on(draft)
+    if done is not None:
+        draft.ready.append(Token(flow.UNDONE, before=done.step_id))
+    else:
+        _go_on(draft)
 
 
 def _go_on(draft: Draft) -> None:

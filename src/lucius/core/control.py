@@ -239,6 +239,10 @@ def adopt(draft: Draft, asked: Adopt) -> Reply:
         return Refused("STEP_SUCCEEDED", f"step {kept.step_id} has a result already")
     if draft.job.live and step.step_id in draft.job.active:
         _adopt_now(draft, step, asked)
+    elif flow.place_of(draft, step).handler_of is not None:
+        if not compensation.is_halted_at(draft, step):
+            return Refused("STEP_NOT_FOUND", f"step {kept.step_id} undoes another; no run can start from it")
+        _adopt_undoing(draft, step, asked)
     elif refused := _not_restartable(draft) or _undone_since(draft):
         return refused
     else:
@@ -269,6 +273,23 @@ def _adopt_now(draft: Draft, step: Step, asked: Adopt) -> None:
     )
     draft.emit("RESULT_ADOPTED", done, by=asked.by, reason=asked.reason, adopted_from=kept.attempt_no)
     flow.succeeded(draft, done)
+
+
+def _adopt_undoing(draft: Draft, handler: Step, asked: Adopt) -> None:
+    """A handler that was given up did its work after all: undoing goes on after it."""
+    kept = asked.kept
+    done = replace(
+        handler,
+        status=StepStatus.SUCCEEDED,
+        attempt=_adopted(draft, handler, kept.attempt_no),
+        result=kept.result,
+        artifact_refs=kept.artifact_refs,
+        completed_at=draft.now,
+        updated_at=draft.now,
+    )
+    draft.start_step(done)
+    draft.emit("RESULT_ADOPTED", done, by=asked.by, reason=asked.reason, adopted_from=kept.attempt_no)
+    compensation.resume(draft, asked.by, asked.reason, done)
 
 
 def _adopted(draft: Draft, step: Step, adopted_from: int | None) -> Attempt:

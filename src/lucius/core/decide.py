@@ -217,7 +217,10 @@ def _repair(draft: Draft, drift: Repair) -> Reply:
     if draft.job.status is JobStatus.QUEUED:
         return _start(draft)
     for step in draft.active_steps():
-        if step.step_id in drift.missing_rows and step.status is StepStatus.DISPATCHING and draft.has_room():
+        stopped = draft.cancelling and step.attempt.claimed_at is None
+        if step.step_id not in drift.missing_rows or step.status is not StepStatus.DISPATCHING or stopped:
+            continue
+        if draft.has_room():
             draft.emit("DRIFT_REPAIRED", step, what="a DISPATCHING step had no outbox row")
             tasks.repair(draft, step)
     draft.change_job(blocked=None)  # derived anew, with `due_at`, when the decision is finished

@@ -55,7 +55,7 @@ T0 = 1_700_000_000_000
 JOB_ID = "job-1"
 STEPS = ("ocr", "embedding", "sis")
 NEVER_LEASED = "lease-of-nobody"
-MAX_LOADS = 12
+MAX_LOADS = 30
 MAX_DECISIONS = 200
 
 

@@ -481,3 +481,39 @@ class TestOnCancel:
         assert story.open_reviews() == [("COMPENSATION", "pay")]
         story.compensate()
         assert story.job.active == ("undo-hotel",)
+
+
+class TestAHandlersOwnLateSuccess:
+    def halted(self) -> Story:
+        """The hotel's handler got no ACK in time, was tried again and failed; then its first attempt succeeds."""
+        story = booked(compensation="auto").botch("pay")
+        fenced = story.lease_of("undo-hotel")
+        story.hand_over()
+        story.tick_when_due()
+        story.next_attempt().botch("undo-hotel")
+        assert story.succeed(fenced) is Disposition.STALE
+        return story
+
+    def test_it_can_be_adopted_and_undoing_goes_on_after_it(self) -> None:
+        story = self.halted()
+        assert story.adopt() == Applied()
+        assert story.status_of("undo-hotel") == "SUCCEEDED"
+        assert story.job.active == ("undo-flight",)
+        story.do("undo-flight")
+        assert story.job.compensation is not None
+        assert story.job.compensation.done == ("hotel", "flight")
+
+    def test_while_the_handler_runs_it_is_adopted_too(self) -> None:
+        story = booked(compensation="auto").botch("pay")
+        fenced = story.lease_of("undo-hotel")
+        story.hand_over()
+        story.tick_when_due()
+        story.next_attempt()
+        story.succeed(fenced)
+        story.adopt()
+        assert story.job.active == ("undo-flight",)
+
+    def test_no_run_starts_from_a_handler(self) -> None:
+        story = self.halted()
+        story.discard()
+        assert code_of(story.adopt()) == "STEP_NOT_FOUND"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from lucius.core.decision import Applied, Defaults
+from lucius.core.inputs import Cancel, DeadlinePassed, HandedOver, Input, Pause
 from lucius.core.model import NEVER, FailureClass, Step, StepStatus
 from lucius.core.protocol import Protocol
 from tests.unit.core.builders import MINUTE, SECOND, Lease, Story
@@ -125,6 +126,13 @@ class JobMachine(RuleBasedStateMachine):
     def fail(self, n: int, cause: FailureClass) -> None:
         if lease := self.lease(n):
             self.story.feed(failure_of(lease, cause))
+
+    @rule(n=numbers, ends=st.sampled_from([None, Pause("ada"), Cancel("ada"), DeadlinePassed()]))
+    def several_at_once(self, n: int, ends: Input | None) -> None:
+        """Reports, callbacks and perhaps somebody's wish, folded into one decision."""
+        if lease := self.lease(n):
+            said: tuple[Input, ...] = (HandedOver(*lease), success_of(lease), success_of(lease))
+            self.story.feed(*said, *((ends,) if ends else ()))
 
     def is_dispatched(self, lease: Lease) -> bool:
         return self.story.steps[lease.step_id].kind in ("task", "external_call", "notify")
