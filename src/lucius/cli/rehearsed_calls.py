@@ -36,7 +36,7 @@ class RehearsedCalls:
         self._runner.close()
 
     def hear(self, view: JobView, step: Step, answer: Answers, guard: Answers) -> Heard:
-        asks = step.guard_request is not None and may_have_run(step, view.job)
+        asks = step.guard_request is not None and may_have_run(step)
         self._world.view = view
         self._world.answers = [_answer(told) for told in ([guard, answer] if asks else [answer])]
         decision = Decision(job=view.job, replies=(), protocol=view.protocol, changes=False)

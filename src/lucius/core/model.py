@@ -258,6 +258,7 @@ class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
     closes_visit: int = 0
     run_no: int = 1
     undone: bool = False
+    repeats: bool = False
 
 
 class Failure(Struct, frozen=True, omit_defaults=True):
@@ -282,6 +283,7 @@ class Token(Struct, frozen=True, omit_defaults=True):
     items: tuple[int, ...] = ()
     before: str | None = None
     failure: Failure | None = None
+    asked: bool = False
     keeps: bool = False
     anew: bool = False
 
@@ -327,6 +329,13 @@ class Compensation(Struct, frozen=True, omit_defaults=True):
     failed: str | None = None
     completed_at: Instant | None = None
     cleared: bool = False
+
+
+class Void(Struct, frozen=True, omit_defaults=True):
+    """A run that was started from an earlier step: what older runs did from there on no longer counts."""
+
+    run_no: int
+    index: int
 
 
 class Run(Struct, frozen=True, omit_defaults=True):
@@ -402,8 +411,8 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     review_run: int = 0
     dismissed: bool = False
     run_started_at: Instant | None = None
-    kept_below: int = 0
-    anew_since: int = 1
+    voids: tuple[Void, ...] = ()
+    undone: tuple[str, ...] = ()
     resume_from: Token | None = None
     runs: tuple[Run, ...] = ()
 

@@ -37,7 +37,7 @@ def new_step(draft: Draft, place: Place, token: Token, status: StepStatus) -> St
     step_id = at_items(spec.step_id, token.items)
     old = draft.find(step_id)
     visit = visit_of(draft, old, place)
-    key = _key(draft, step_id, old, visit)
+    key = _key(draft, step_id, old, visit, token)
     attempt_no = old.attempt.attempt_no + 1 if old else 1
     return Step(
         job_id=job.job_id,
@@ -55,12 +55,15 @@ def new_step(draft: Draft, place: Place, token: Token, status: StepStatus) -> St
         visit=visit,
         before=token.before,
         run_no=job.run_no,
+        repeats=old is not None and old.idempotency_key == key,
     )
 
 
-def _key(draft: Draft, step_id: str, old: Step | None, visit: int) -> str:
+def _key(draft: Draft, step_id: str, old: Step | None, visit: int, token: Token) -> str:
+    """A later visit that failed is gone on with only by a run that starts there; any other starts with visit one."""
     job = draft.job
-    same_work = old is not None and _never_got_done(old) and old.run_no != job.run_no
+    continues = old is not None and (token.keeps or old.visit == 1)
+    same_work = continues and old is not None and _never_got_done(old) and old.run_no != job.run_no
     if old is not None and (same_work or (old.visit == visit and old.run_no == job.run_no)):
         return old.idempotency_key  # its side effect is still the same one
     run_no = job.run_no if old is not None else 1

@@ -14,7 +14,6 @@ from lucius.core.draft import Draft
 from lucius.core.inputs import Failed, Succeeded
 from lucius.core.model import ErrorInfo, FailureClass, Job, Millis, Request, Step
 from lucius.core.protocol import Call, Guard, items_of, spec_id
-from lucius.core.steps import step_idempotency_key
 from lucius.core.tools import ToolError
 from lucius.core.values import MAX_VALUE_BYTES, values
 from lucius.ports.calls import Answer, Caller, Outgoing
@@ -79,7 +78,7 @@ class Exchange:
             return _Said({"status": answer.status}) if _is_fine(answer) else _by_status(answer, step.request)
         assert spec.external_call is not None, "only calls and webhooks are for lucius.http"
         guard = spec.external_call.guard
-        if guard is not None and step.guard_request is not None and may_have_run(step, decision.job):
+        if guard is not None and step.guard_request is not None and may_have_run(step):
             done = await self._guarded(decision.job, step, step.guard_request, guard, budget)
             if done is not None:
                 return done
@@ -164,16 +163,9 @@ class _Budget:
         return max(1, round((self._ends_at - asyncio.get_running_loop().time()) * 1000))
 
 
-def may_have_run(step: Step, job: Job) -> bool:
-    """Whether an earlier attempt at the same piece of work was made: in this visit, or in a run that did not do it."""
-    if step.tries > 1:
-        return True
-    if step.attempt.attempt_no == 1:
-        return False
-    if step.run_no == 1:
-        return step.visit == 1
-    fresh = step_idempotency_key(job.tenant_id, step.job_id, step.step_id, step.visit, step.run_no)
-    return step.idempotency_key != fresh
+def may_have_run(step: Step) -> bool:
+    """Whether an earlier attempt at the same piece of work was made: in this visit, or in a run that gave it up."""
+    return step.tries > 1 or step.repeats
 
 
 def _is_fine(answer: Answer) -> bool:

@@ -181,3 +181,28 @@ def test_a_new_run_counts_visits_from_the_start_also_of_what_a_person_skipped() 
     story.succeed(result="bad")
     assert (story.job.run_no, story.job.active) == (2, ("scan",))
     assert story.step.visit == 2
+
+
+# Whether a piece of work may have been done before: what a guard is asked about
+
+
+def test_a_handler_that_a_person_tries_again_repeats_also_in_a_later_run() -> None:
+    story = undoing()
+    story.succeed()
+    story.retry("book")
+    story.succeed()
+    story.fail()
+    assert (story.job.run_no, story.job.active) == (2, ("undo-book",))
+    assert not story.step.repeats  # undone before, under another key: this is work of its own
+    story.fail_for_good()
+    story.compensate()
+    assert story.step.repeats
+
+
+def test_another_visit_repeats_nothing_and_another_run_repeats_what_failed() -> None:
+    story = started(task("scan"), decision("judge", {"steps.scan.result == 'bad'": "scan"}, otherwise="SUCCEED"))
+    story.succeed(result="bad")
+    assert (story.step.visit, story.step.repeats) == (2, False)
+    story.fail_for_good()
+    story.retry()
+    assert (story.job.run_no, story.step.repeats) == (2, True)
