@@ -4,7 +4,10 @@ import pytest
 
 from lucius.core.decision import Applied, Ignored, Refused
 from lucius.core.model import Disposition, FailureClass, JobStatus
-from tests.unit.core.builders import Story
+from lucius.core.protocol import StepSpec
+from tests.unit.core.acts import code_of
+from tests.unit.core.builders import MINUTE, Story
+from tests.unit.core.shapes import approval, each, pause_for, protocol, task
 
 APPLIED = Disposition.APPLIED
 
@@ -79,6 +82,50 @@ class TestRule8Cancel:
             reply = story.cancel()
             assert isinstance(reply, Refused)
             assert reply.code == "JOB_TERMINAL"
+
+
+class TestWhileAWideJobIsBeingStopped:
+    """More is to be stopped than one decision may touch: what is left begins nothing until its turn comes."""
+
+    def stopping(self, *body: StepSpec) -> Story:
+        return Story(protocol(each("m", "range(16)", *body, at_once=16))).dispatched().settle()
+
+    def test_no_retry_starts(self) -> None:
+        story = self.stopping(task("x"))
+        for item in range(16):
+            story.fail(story.lease_of(f"x.{item}"))
+        story.wait(MINUTE).cancel()
+        assert story.status_of("x.15") == "FAILED_RETRY"
+        story.tick()
+        assert story.history("x.15") == ["FAILED"]
+        assert story.settle().status is JobStatus.CANCELLED
+
+    def test_nothing_is_handed_out_or_repaired(self) -> None:
+        story = self.stopping(task("x"))
+        story.cancel()
+        assert isinstance(story.claim(story.lease_of("x.15")), Ignored)
+        assert isinstance(story.hand_over(story.lease_of("x.15")), Ignored)
+
+    def test_nothing_is_recorded_anew(self) -> None:
+        story = self.stopping(task("x"))
+        story.cancel()
+        story.books.lose_row(story.steps["x.15"].attempt.outbox_id)
+        story.repair("x.15")
+        assert len(story.history("x.15")) == (story.status_of("x.15") == "CANCELLED")
+        assert story.settle().status is JobStatus.CANCELLED
+
+    def test_nobody_votes(self) -> None:
+        story = self.stopping(approval("ok"))
+        story.cancel()
+        assert story.status_of("ok.15") == "AWAITING_APPROVAL"
+        assert code_of(story.approve("ok.15")) == "APPROVAL_ENDED"
+        assert story.settle().status is JobStatus.CANCELLED
+
+    def test_no_timer_rings(self) -> None:
+        story = self.stopping(pause_for("w", MINUTE))
+        story.cancel()
+        story.wait(MINUTE).settle()
+        assert {story.status_of(f"w.{item}") for item in range(16)} == {"CANCELLED"}
 
 
 def nothing_at_a_service(state: str) -> Story:

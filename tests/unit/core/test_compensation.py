@@ -6,7 +6,7 @@ from lucius.core.decision import Applied, Ignored
 from lucius.core.model import AttemptOutcome, BlockedReason, Disposition, FailureClass, JobStatus, ReviewStatus
 from tests.unit.core.acts import code_of
 from tests.unit.core.builders import MINUTE, Story
-from tests.unit.core.shapes import call, each, parallel, protocol, risky, task, undone_by, wait_for
+from tests.unit.core.shapes import call, decision, each, parallel, protocol, risky, task, undone_by, wait_for
 
 F = FailureClass
 
@@ -141,18 +141,16 @@ class TestAuto:
 
     def test_what_is_done_while_it_is_being_cleared_is_undone_first(self) -> None:
         wide = each("m", "range(40)", task("x"), at_once=30)
-        shape = protocol(undone_by("a"), parallel("p", undone_by("b"), wide, risky("pay")), compensation="auto")
-        story = Story(shape).dispatched().do("a").settle()
-        for item in range(30):
-            story.ack(story.lease_of(f"x.{item}"))
-        last = story.job.active[-1]
+        late = [task("first"), undone_by("b")]
+        shape = protocol(undone_by("a"), parallel("p", wide, risky("pay"), late), compensation="auto")
+        story = Story(shape).dispatched().do("a").settle().do("first")
         story.botch("pay")
-        if "b" in story.job.active:
-            story.succeed(story.lease_of("b"))
-        assert last in story.steps
+        assert story.job.compensation is not None
+        assert not story.job.compensation.cleared
+        story.succeed(story.lease_of("b"))
         story.settle()
-        done = story.status_of("b") == "SUCCEEDED"
-        assert story.job.active == (("undo-b",) if done else ("undo-a",))
+        assert story.job.active == ("undo-b",)
+        assert story.do("undo-b").job.active == ("undo-a",)
 
     def test_handlers_see_what_the_steps_came_to(self) -> None:
         refund = call("refund", {"flight": "${steps.flight.result.no}"})
@@ -379,6 +377,41 @@ class TestAfterTheEnd:
         assert story.job.active == ("undo-flight",)
         story.do("undo-flight")
         assert story.job.active == ("undo-hotel",)
+
+    def test_what_was_undone_is_not_seen_until_it_is_done_again(self) -> None:
+        look = decision("look", {"steps.hotel.status == 'PENDING'": "hotel"})
+        steps = (undone_by("flight"), look, undone_by("hotel"), risky("pay"))
+        story = Story(protocol(*steps, compensation="auto")).dispatched().do("flight", "hotel").botch("pay")
+        story.do("undo-hotel", "undo-flight")
+        story.retry()
+        story.do("flight")
+        assert story.job.active == ("hotel",)
+
+    def test_a_branch_inside_a_branch_that_was_undone_is_done_again(self) -> None:
+        inner = parallel("q", undone_by("a"), task("b"))
+        story = Story(protocol(parallel("p", inner, task("c")), risky("pay"), compensation="auto")).dispatched()
+        story.do("a", "b", "c").botch("pay").do("undo-a")
+        story.retry()
+        assert story.job.active == ("a",)
+
+    def test_a_handler_sees_the_effect_of_an_earlier_run(self) -> None:
+        undo = call("undo", {"no": "${steps.hotel.result.no}"})
+        steps = (undone_by("flight"), risky("check"), task("hotel", compensation=undo), task("pay"))
+        story = Story(protocol(*steps, compensation="auto")).dispatched().do("flight", "check")
+        story.do("hotel", result={"no": 7}).botch("pay")
+        story.retry("flight")
+        story.do("flight").botch("check").do("undo-flight")
+        request = story.steps["undo"].request
+        assert request is not None
+        assert request.body == {"no": 7}
+
+    def test_what_is_kept_is_undone_in_the_order_in_which_it_was_done(self) -> None:
+        both = parallel("p", [undone_by("a"), task("x")], undone_by("b"))
+        story = Story(protocol(both, risky("pay"), compensation="auto")).dispatched().do("b", "a").botch("x")
+        story.retry()
+        story.do("x").botch("pay")
+        assert story.job.active == ("undo-a",)
+        assert story.do("undo-a").job.active == ("undo-b",)
 
     def test_a_branch_that_was_undone_is_done_again_and_one_that_was_not_stands(self) -> None:
         shape = protocol(parallel("p", undone_by("a"), task("b")), risky("pay"), compensation="auto")

@@ -148,6 +148,16 @@ class TestWhatIsOut:
         story.settle()
         assert story.statuses()[0] == "DISPATCHING"
 
+    def test_a_step_that_was_kept_back_and_then_heard_of_is_not_due_for_ever(self) -> None:
+        """Its directive had left us after all."""
+        story = Story().dispatched()
+        story.pause()
+        story.fail()
+        assert story.statuses()[0] == "FAILED_RETRY"
+        story.resume()
+        assert story.job.due_at == story.steps["ocr"].retry_at
+        assert isinstance(story.tick(), Ignored)
+
 
 class TestWhatIsNot:
     def test_nothing_new_is_handed_out(self) -> None:
@@ -245,6 +255,17 @@ class TestTheJobsTime:
         story.resume()
         assert story.job.deadline == deadline + 60 * MINUTE
         assert story.job.active == ("embedding",)
+
+    def test_a_run_that_ended_on_resume_leaves_the_next_nothing_to_catch_up_with(self) -> None:
+        story = Story(protocol(approval("ok"), task("a"), timeout_ms=MINUTE)).dispatched().wait(2 * MINUTE)
+        story.pause()
+        story.resume()
+        assert story.settle().status == "FAILED_FINAL"
+        story.retry()
+        story.pause()
+        story.approve("ok")
+        assert isinstance(story.tick(), Ignored)
+        assert story.status_of("ok") == "AWAITING_APPROVAL"
 
     def test_what_had_run_out_before_has_run_out(self) -> None:
         story = Story(three_steps(job_timeout_ms=10 * MINUTE)).processing().wait(10 * MINUTE + SECOND)

@@ -1,7 +1,7 @@
 """Random lives of jobs with random protocols: services, people and time do what they like, in any order.
 
 `Story` checks every invariant after every decision, and decides each on a part and on the whole of the job; the rules
-below only have to be inventive. `LUCIUS_EXAMPLES` makes it longer.
+below only have to be inventive. `CORE_EXAMPLES` makes it longer.
 """
 
 import os
@@ -20,7 +20,7 @@ from tests.unit.core.builders import failure as failure_of
 from tests.unit.core.builders import success as success_of
 from tests.unit.core.random_protocols import CLASSES, PAYLOAD, SIGNALS, protocols
 
-EXAMPLES = int(os.environ.get("LUCIUS_EXAMPLES", "120"))
+EXAMPLES = int(os.environ.get("CORE_EXAMPLES", "120"))
 LEAPS = (0, 1, SECOND, 30 * SECOND, MINUTE, 5 * MINUTE, 60 * MINUTE)
 PEOPLE = ("ada", "bob", "cleo", "eve")
 LONG_ENOUGH = 6  # steps after which an ended job has shown that it does not change

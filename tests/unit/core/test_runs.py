@@ -461,7 +461,18 @@ class TestRetryOfAMap:
         assert story.status is JobStatus.FAILED_FINAL
         story.retry()
         assert set(story.job.active) == {"x.0", "x.1"}
-        assert story.history("x.1")[0] == "SUCCEEDED"
+        assert story.history("x.2") == ["SUCCEEDED"]
+        story.do("x.0", "y.0")
+        assert set(story.job.active) == {"x.1", "x.2"}
+
+    def test_an_item_that_decided_to_fail_decides_anew(self) -> None:
+        body = (task("x"), decision("d", {"job.run_no > 1": "SUCCEED"}))
+        story = Story(protocol(each("m", "range(2)", *body))).dispatched().do("x.0")
+        assert story.status == "FAILED_FINAL"
+        story.retry()
+        assert story.status_of("d.0") == "SUCCEEDED"
+        assert story.job.active == ("x.1",)
+        assert story.history("x.0") == ["SUCCEEDED"]
 
     def test_what_a_run_kept_the_next_one_keeps_too(self) -> None:
         story = self.failed()
