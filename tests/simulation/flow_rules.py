@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lucius.adapters.ledger_memory import _Record
+from lucius.core.draft import is_voided
 from lucius.core.model import (
     TERMINAL_STEP,
     TIMED_OUT,
@@ -133,7 +134,8 @@ def steps_start_where_a_flow_leads(change: Change, _: Known) -> Iterator[str]:
 
 
 def _is_first(change: Change, place: Place, step: Step) -> bool:
-    if place.container is None and place.index == change.record.job.kept_below:
+    voids = change.record.job.voids
+    if place.container is None and voids and place.index == voids[-1].index:
         return True  # where the run starts
     container = change.record.protocol.plan.places[place.container].spec if place.container else None
     if container is None:
@@ -171,7 +173,7 @@ def stands(job: Job, step: Step) -> bool:
     """Whether what a step did counts in this run."""
     if step.status not in DONE or (step.undone and step.run_no != job.run_no):
         return False
-    return step.run_no == job.run_no or step.run_no >= job.anew_since or step.index < job.kept_below
+    return step.run_no == job.run_no or not is_voided(job, step)
 
 
 def leads_to(place: Place, step: Step) -> set[str]:

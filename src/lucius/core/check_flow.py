@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lucius.core.check_shape import can_fail
 from lucius.core.check_sites import Finding, Layout, Path, Scope, Site
-from lucius.core.protocol import FAIL, SUCCEED
+from lucius.core.protocol import FAIL, SUCCEED, StepSpec
 from lucius.core.suggest import did_you_mean
 
 ENDS = frozenset({SUCCEED, FAIL})
@@ -60,7 +60,26 @@ def _ways(scope: Scope) -> Iterator[Finding]:
         yield Finding((*trapped[0].path, "step_id"), f"there is no way out of {names}: no path from there ends")
     elif SUCCEED not in reached:
         yield Finding(first.path, "nothing leads to SUCCEED: this can only fail", fatal=False)
+    yield from _undone_once(scope, edges)
     yield from _fallen_into(scope)
+
+
+def _undone_once(scope: Scope, edges: dict[str, set[str]]) -> Iterator[Finding]:
+    """A handler undoes what its step did last; what a loop did before that would stay."""
+    for site in scope.sites:
+        following = edges[site.step_id] - ENDS
+        if _has_handler(site.spec) and any(site.step_id in _reach(edges, other) for other in following):
+            reason = (
+                f"{site.step_id} is in a loop, and a handler would undo only its last visit: undo it by steps instead"
+            )
+            yield Finding(site.path, reason)
+
+
+def _has_handler(spec: StepSpec) -> bool:
+    inner = spec.map.steps if spec.map is not None else ()
+    branches = spec.parallel.branches.values() if spec.parallel is not None else ()
+    within = (*inner, *(step for branch in branches for step in branch))
+    return spec.compensation is not None or any(map(_has_handler, within))
 
 
 def _next(scope: Scope, number: int) -> set[str]:

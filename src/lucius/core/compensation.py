@@ -31,14 +31,17 @@ def require(draft: Draft, token: Token) -> None:
 
 
 def ask(draft: Draft, token: Token) -> None:
-    """Show it to a person, and let the step's own handler be the first to run."""
+    """Show it to a person, and let the step's own handler be the first to run, then those of containers around it."""
     step_id, failure = token.before, token.failure
     assert step_id is not None, "a step asks for compensation"
     assert failure is not None, "because it failed"
-    reviews.open_for_job(draft, ReviewKind.COMPENSATION, failure, failure.attempt_no)
-    draft.change_job(failure=failure)
-    if draft.protocol.plan.places[spec_id(step_id)].spec.compensation is not None:
-        draft.change_job(compensable=(*(s for s in draft.job.compensable if s != step_id), step_id))
+    if not token.asked:
+        reviews.open_for_job(draft, ReviewKind.COMPENSATION, failure, failure.attempt_no)
+    plan = draft.protocol.plan
+    begun = [*reversed(plan.around(step_id)), step_id]
+    undoable = [name for name in begun if plan.places[spec_id(name)].spec.compensation is not None]
+    others = tuple(name for name in draft.job.compensable if name not in undoable)
+    draft.change_job(failure=failure, compensable=(*others, *undoable))
 
 
 def drop_what_is_ready(draft: Draft) -> None:
@@ -81,15 +84,17 @@ def start(draft: Draft, by: str) -> None:
     draft.emit("COMPENSATION_STARTED", by=by, steps=list(todo))
 
 
-def clear(draft: Draft) -> None:
-    """Nothing else may run while handlers do."""
+def clear(draft: Draft) -> bool:
+    """Nothing else may run while handlers do. False if something still has to be stopped."""
     under_way = draft.job.compensation
     assert under_way is not None, "it was started"
-    if containers.fence_some(draft, None, StepStatus.CANCELLED, AttemptOutcome.FENCED, None):
-        drop_what_is_ready(draft)
-        todo = (*reversed(draft.job.compensable), *under_way.todo)  # some of it may have been done just now
-        draft.change_job(compensation=replace(under_way, todo=todo, cleared=True), compensable=(), resume_from=None)
-        _go_on(draft)
+    if not containers.fence_some(draft, None, StepStatus.CANCELLED, AttemptOutcome.FENCED, None):
+        return False
+    drop_what_is_ready(draft)
+    todo = (*reversed(draft.job.compensable), *under_way.todo)  # some of it may have been done just now
+    draft.change_job(compensation=replace(under_way, todo=todo, cleared=True), compensable=(), resume_from=None)
+    _go_on(draft)
+    return True
 
 
 def is_halted_at(draft: Draft, handler: Step) -> bool:
@@ -129,6 +134,7 @@ def undone(draft: Draft, token: Token) -> None:
     step_id, *rest = under_way.todo
     void(draft, step_id, *draft.protocol.plan.around(step_id))
     draft.change_job(compensation=replace(under_way, todo=tuple(rest), done=(*under_way.done, step_id)))
+    draft.change_job(undone=(*draft.job.undone, step_id))
     draft.emit("STEP_COMPENSATED", step=None, of=step_id, handler=token.before)
     _go_on(draft)
 

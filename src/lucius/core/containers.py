@@ -20,6 +20,8 @@ from lucius.core.steps import new_step
 from lucius.core.tools import ToolError
 from lucius.core.values import evaluate, too_large
 
+_ROWS_OF_THE_LAST = 14  # fencing it, and what follows: a container closes, the job ends, a person and a client are told
+
 
 def begin(draft: Draft, place: Place, token: Token) -> None:
     spec = place.spec
@@ -93,21 +95,24 @@ def branch_failed(draft: Draft, token: Token, failure: Failure) -> None:
     spec = draft.protocol.plan.places[spec_id(scope.container)].spec
     if (spec.map or _parallel(spec)).join == "collect":
         draft.scopes[scope.container] = replace(scope, live=scope.live - 1, failed=scope.failed + 1)
+        if draft.job.failure == failure:
+            draft.change_job(failure=None)  # collected: what fails later fails for a reason of its own
         proceed(draft, scope.container)
         return
     draft.scopes[scope.container] = replace(scope, failing=failure)
 
 
-def end_failing(draft: Draft, scope: Scope) -> None:
-    """Fence what runs inside; once nothing does, the container has failed."""
+def end_failing(draft: Draft, scope: Scope) -> bool:
+    """Fence what runs inside; once nothing does, the container has failed. False if that has to wait."""
     assert scope.failing is not None, "only for what fails"
     draft.ready = [token for token in draft.ready if not _leads_inside(draft, token, scope.container)]
     if not fence_some(draft, scope.container, StepStatus.CANCELLED, AttemptOutcome.FENCED, None):
-        return
+        return False
     step = draft.find(scope.container)
     assert step is not None, "a scope has a container"
     del draft.scopes[scope.container]
     flow.failed(draft, flow.close_container(draft, step, StepStatus.FAILED_FINAL, scope.failing), scope.failing)
+    return True
 
 
 def _container(token: Token) -> str:
@@ -127,17 +132,23 @@ def fence_some(
     error, cause = (failure.error, failure.failure_class) if failure else (None, None)
     for step in draft.active_steps():
         if container is None or is_inside(draft, step.step_id, container):
-            if not draft.has_room():
+            if not draft.has_room(_ROWS_OF_THE_LAST):
                 return False
             tasks.fence(draft, step, status, outcome, error, cause)
     for name in reversed(inner):
-        if not draft.has_room():
+        if not draft.has_room(_ROWS_OF_THE_LAST):
             return False
         nested = draft.find(name)
         del draft.scopes[name]
         if nested is not None:
             flow.close_container(draft, nested, status, failure)
     return True
+
+
+def is_doomed(draft: Draft, step: Step) -> bool:
+    """Nothing of it may be begun: the job stands still, or what is around the step has failed."""
+    failing = [name for name, scope in draft.scopes.items() if scope.failing is not None]
+    return draft.stands_still() or any(is_inside(draft, step.step_id, name) for name in failing)
 
 
 def is_inside(draft: Draft, step_id: str, container: str) -> bool:

@@ -22,6 +22,7 @@ from lucius.core.model import (
     Step,
     StepStatus,
     Token,
+    Void,
 )
 from lucius.core.protocol import spec_id
 from lucius.core.steps import DISPATCHED, new_attempt
@@ -36,7 +37,7 @@ def cancel(draft: Draft, asked: Cancel) -> Reply:
         return Ignored("the job is cancelled already")
     if not job.live:
         return _ended(draft, "cancelled")
-    if job.compensation is not None and job.compensation.failed is None:
+    if job.compensation is not None and job.paused is None:
         return Refused("COMPENSATING", f"job {job.job_id} has failed and is being compensated; it ends by itself")
     request = CancelRequest(asked.by, draft.now, asked.reason)
     stopped = Failure(job.current_step_id, ErrorInfo("CANCELLED", f"cancelled by {asked.by}"))
@@ -130,8 +131,7 @@ def _failed_at(draft: Draft) -> str:
     stopped = job.failure.step_id if job.failure and job.failure.step_id else job.current_step_id
     steps = [plan.ancestor(stopped)] if stopped is not None else [draft.protocol.steps[0].step_id]
     steps = [plan.places[s].handler_of or s for s in steps]
-    if job.compensation is not None:
-        steps += [plan.ancestor(undone) for undone in job.compensation.done]
+    steps += [plan.ancestor(undone) for undone in job.undone]
     return min(steps, key=lambda step_id: plan.places[step_id].index)
 
 
@@ -157,8 +157,8 @@ def _open_run(draft: Draft, start: str, asked: Retry | Skip | Adopt | Compensate
         run_no=job.run_no + 1,
         runs=(*job.runs[1 - MAX_RUNS_SHOWN :], ended),
         run_started_at=draft.now,
-        kept_below=index if anew else job.kept_below,
-        anew_since=job.run_no + 1 if anew else job.anew_since,
+        voids=_voids(job, index) if anew else job.voids,
+        undone=(),
         compensable=_undoable(job),
         deadline=draft.now + timeout if timeout else None,
         under_way=False,
@@ -174,6 +174,11 @@ def _open_run(draft: Draft, start: str, asked: Retry | Skip | Adopt | Compensate
     draft.emit("RUN_STARTED", by=asked.by, reason=asked.reason, act=act, run_no=draft.job.run_no, from_step=start)
     draft.caps = (*draft.caps, *asked.caps)
     draft.change_job(status=JobStatus.DISPATCHING)
+
+
+def _voids(job: Job, index: int) -> tuple[Void, ...]:
+    """The run that is opened now redoes all from `index` on. Of earlier ones only those matter that redid less."""
+    return (*(void for void in job.voids if void.index < index), Void(job.run_no + 1, index))
 
 
 def _undoable(job: Job) -> tuple[str, ...]:
@@ -223,7 +228,7 @@ def skip(draft: Draft, asked: Skip) -> Reply:
 
 def _undone_since(draft: Draft) -> Refused | None:
     """A run that goes on after the failed step would build on what is no longer there."""
-    undone = draft.job.compensation.done if draft.job.compensation is not None else ()
+    undone = draft.job.undone
     if not undone:
         return None
     return Refused("COMPENSATED", f"{', '.join(undone)} of job {draft.job.job_id} was undone since; retry does it anew")
@@ -237,19 +242,30 @@ def adopt(draft: Draft, asked: Adopt) -> Reply:
         return Refused("STEP_NOT_FOUND", f"no service was ever asked for step {kept.step_id} of job {kept.job_id}")
     if draft.job.status is JobStatus.SUCCEEDED or (step.status is StepStatus.SUCCEEDED and draft.current(step.step_id)):
         return Refused("STEP_SUCCEEDED", f"step {kept.step_id} has a result already")
+    if asked.idempotency_key not in ("", step.idempotency_key):
+        message = f"the result of attempt {kept.attempt_no} belongs to an earlier visit or run of step {kept.step_id}"
+        return Refused("ACT_NOT_APPLICABLE", message)
     if draft.job.live and step.step_id in draft.job.active:
         _adopt_now(draft, step, asked)
     elif flow.place_of(draft, step).handler_of is not None:
         if not compensation.is_halted_at(draft, step):
             return Refused("STEP_NOT_FOUND", f"step {kept.step_id} undoes another; no run can start from it")
         _adopt_undoing(draft, step, asked)
-    elif refused := _not_restartable(draft) or _undone_since(draft):
+    elif refused := _not_restartable(draft) or _undone_since(draft) or _beyond_failure(draft, step):
         return refused
     else:
         _run_from_done(draft, step, asked, StepStatus.SUCCEEDED, kept.result, kept.artifact_refs, kept.attempt_no)
     if asked.item is not None:
         reviews.close(draft, asked.item, ReviewStatus.RESOLVED, asked.by, asked.reason, "adopt")
     return Applied()
+
+
+def _beyond_failure(draft: Draft, step: Step) -> Refused | None:
+    """What comes after the step that failed can't be gone on from."""
+    failed_at, start = _failed_at(draft), draft.protocol.plan.ancestor(step.step_id)
+    if draft.protocol.index(start) <= draft.protocol.index(failed_at):
+        return None
+    return Refused("STEP_NOT_REACHED", f"step {step.step_id} comes after {failed_at}, where the job stopped")
 
 
 def _adopt_now(draft: Draft, step: Step, asked: Adopt) -> None:
@@ -325,7 +341,7 @@ def _run_from_done(
         updated_at=draft.now,
         retry_at=None,
         undone=False,
-        run_no=old.run_no if nested else draft.job.run_no,  # nested, it is found again when its container gets to it
+        run_no=draft.job.run_no - nested,  # nested, it is found again when its container gets to it
     )
     draft.start_step(done)
     draft.change_job(under_way=True)

@@ -110,6 +110,7 @@ def go_on_stopping(draft: Draft) -> None:
     outcome = AttemptOutcome.FENCED if dismissed else AttemptOutcome.JOB_TIMEOUT
     if not containers.fence_some(draft, None, status, outcome, None if dismissed else failure):
         return
+    compensation.drop_what_is_ready(draft)
     if cancelling:
         compensation.end_cancelled(draft, failure)
     else:

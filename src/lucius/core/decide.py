@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import assert_never
 
-from lucius.core import approvals, callbacks, control, deadlines, notices, tasks, turns, waits
+from lucius.core import approvals, callbacks, containers, control, deadlines, notices, tasks, turns, waits
 from lucius.core.decision import Applied, Decision, Env, Ignored, JobView, Refused, Reply
 from lucius.core.draft import Draft, counted, unacked_counter
 from lucius.core.inputs import (
@@ -152,7 +152,7 @@ def _current(draft: Draft, about: HandOverStarted | HandOverReleased | HandedOve
 
 def _hand_over_started(draft: Draft, report: HandOverStarted) -> Reply:
     step = _current(draft, report)
-    if step is None or step.attempt.claimed_at is not None or draft.stands_still():
+    if step is None or step.attempt.claimed_at is not None or containers.is_doomed(draft, step):
         return Ignored("this attempt does not wait to be handed over")
     draft.caps = (*draft.caps, *report.caps)
     tasks.claim(draft, step)
@@ -169,7 +169,7 @@ def _hand_over_released(draft: Draft, report: HandOverReleased) -> Reply:
 
 def _handed_over(draft: Draft, report: HandedOver) -> Reply:
     step = _current(draft, report)
-    if step is None or (step.attempt.claimed_at is None and draft.stands_still()):
+    if step is None or (step.attempt.claimed_at is None and containers.is_doomed(draft, step)):
         return Ignored("this attempt does not wait to be handed over")
     draft.caps = (*draft.caps, *report.caps)
     handed_over = tasks.hand_over(draft, step)

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lucius.core.chain import link
+from lucius.core.chain import hash_of, link, seal
 from lucius.core.decision import Decision, EndedAttempt, Env, JobView, MissingSteps, Reply
 from lucius.core.inputs import Cap
 from lucius.core.model import (
@@ -83,7 +83,9 @@ class Draft:
     def stands_still(self) -> bool:
         """Nothing of it is begun: it is paused, or all that no service has is about to be stopped."""
         undoing = self.job.compensation
-        return self.job.paused is not None or self.cancelling or (undoing is not None and not undoing.cleared)
+        if self.job.paused is not None or self.job.stopping is not None or self.cancelling:
+            return True
+        return undoing is not None and not undoing.cleared
 
     def may_go_on(self) -> bool:
         """Whether what is ready may start in this decision."""
@@ -248,6 +250,7 @@ class Draft:
 
     def finish(self, replies: tuple[Reply, ...]) -> Decision:
         self._keep_flow()
+        self._seal_attempts()
         changes = self._moved or bool(self._events) or bool(self._quarantined) or bool(self._reviews)
         job = self.job
         if self._moved:
@@ -280,6 +283,18 @@ class Draft:
             changes=changes,
         )
 
+    def _seal_attempts(self) -> None:
+        """The last event vouches for the attempts that ended, so that the history covers them too."""
+        if not self._ended:
+            return
+        if not self._events:
+            self.emit("ATTEMPT_ENDED")
+        earlier = self.before.job.event_hash if self.before is not None else ""
+        before = self._events[-2].hash if len(self._events) > 1 else earlier
+        last = replace(self._events[-1], attempts=dict(map(seal, self._ended)))
+        self._hash = hash_of(before, last)
+        self._events[-1] = replace(last, hash=self._hash)
+
     def _keep_flow(self) -> None:
         ready, scopes = tuple(self.ready), tuple(self.scopes.values())
         if (ready or self.job.ready or scopes or self.job.scopes) and (ready, scopes) != (
@@ -310,9 +325,12 @@ def counts(job: Job, step: Step) -> bool:
     """
     if step.run_no == job.run_no:
         return True
-    if step.undone and job.compensation is None:
-        return False
-    return step.run_no >= job.anew_since or step.index < job.kept_below
+    return not is_voided(job, step) and not (step.undone and job.compensation is None)
+
+
+def is_voided(job: Job, step: Step) -> bool:
+    """Whether a later run was told to do this step again."""
+    return any(step.run_no < void.run_no and step.index >= void.index for void in job.voids)
 
 
 def is_unacked(step: Step) -> bool:

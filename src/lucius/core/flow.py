@@ -43,7 +43,8 @@ def succeeded(draft: Draft, step: Step, target: str | None = None, *, keeps: boo
     if place.handler_of is not None:
         draft.ready.append(Token(UNDONE, before=step.step_id))
         return
-    if place.spec.compensation is not None and not (keeps and step.step_id in draft.job.compensable):
+    had_effect = step.status is StepStatus.SUCCEEDED and not (keeps and step.step_id in draft.job.compensable)
+    if place.spec.compensation is not None and had_effect:
         others = tuple(s for s in draft.job.compensable if s != step.step_id)
         draft.change_job(compensable=(*others, step.step_id))
     go(draft, step, target or place.spec.on_success or place.following, keeps=keeps)

@@ -172,6 +172,7 @@ class Adopt(Struct, frozen=True, kw_only=True):
     kept: Quarantined
     by: str
     reason: str = ""
+    idempotency_key: str = ""
     item: ReviewItem | None = None
     caps: tuple[Cap, ...] = ()
 
@@ -191,6 +192,7 @@ class NoticeTold(Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
     retry_after_ms: int | None = None
     final: bool = False
+    put_off_until: Instant | None = None
 
 
 class RetryHandOver(Struct, frozen=True):

@@ -259,6 +259,8 @@ class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
     run_no: int = 1
     undone: bool = False
     repeats: bool = False
+    effect: Any = None
+    """What a step with a handler came to when it succeeded last: undoing needs it, also while it is done again."""
 
 
 class Failure(Struct, frozen=True, omit_defaults=True):
@@ -396,6 +398,7 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cancel: CancelRequest | None = None
     completed_at: Instant | None = None
     event_hash: str = ""
+    unsealed: int = 0  # events up to this one are from before there were chains
     under_way: bool = False
     ready: tuple[Token, ...] = ()
     scopes: tuple[Scope, ...] = ()
@@ -445,6 +448,8 @@ class OutboxRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Event(Struct, frozen=True, omit_defaults=True):
+    """`attempts` are digests of those that ended with it."""
+
     job_id: str
     seq: int
     type: str
@@ -453,6 +458,7 @@ class Event(Struct, frozen=True, omit_defaults=True):
     attempt_no: int | None = None
     data: dict[str, Any] = field(default_factory=dict)
     hash: str = ""
+    attempts: dict[str, str] = field(default_factory=dict)
 
 
 class Quarantined(Struct, frozen=True):

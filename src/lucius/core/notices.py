@@ -39,7 +39,9 @@ def announce(draft: Draft) -> None:
 def told(draft: Draft, said: NoticeTold) -> Reply:
     """It was taken, will be tried again, or is given up."""
     row = said.row
-    if said.error is None:
+    if said.put_off_until is not None:  # its receiver is left alone: out of the way of others, and nothing burned
+        draft.put_notice(replace(row, next_attempt_at=said.put_off_until))
+    elif said.error is None:
         draft.put_notice(replace(row, status=OutboxStatus.SENT, next_attempt_at=None, settled_at=draft.now))
         draft.emit("JOB_NOTICE_SENT", tries=row.attempt_no, run_no=int(row.lease_id))
     elif said.final or row.attempt_no > len(BACKOFF_MS):

@@ -260,6 +260,20 @@ class Plan:
             found.append(at_items(name, items[: place.maps]))
         return found
 
+    def are_apart(self, name: str, place: Place) -> bool:
+        """Whether two steps are in different branches of one parallel: which of them is first is a matter of chance."""
+        theirs = dict(self._branches(self.places[name]))
+        return any(theirs.get(container, branch) != branch for container, branch in self._branches(place))
+
+    def _branches(self, place: Place) -> list[tuple[str, str]]:
+        """The parallels around a step, and in which branch of each it is."""
+        found = []
+        while place.container is not None:
+            if place.branch is not None:
+                found.append((place.container, place.branch))
+            place = self.places[place.container]
+        return found
+
     def ancestor(self, step_id: str) -> str:
         """The outermost container around a step, or the step itself."""
         container = self.places[spec_id(step_id)].container

@@ -70,6 +70,21 @@ def _own_id(draft: Draft) -> str:
     return f"{job.job_id}~run{job.run_no}" if first else f"{job.job_id}~run{job.run_no}~{job.event_seq}"
 
 
+def open_for_step(draft: Draft, step: Step, failure: Failure) -> None:
+    """An item beside the job's own."""
+    review_id = f"{step.job_id}~{step.step_id}~{step.attempt.attempt_no}"
+    new_item(draft, review_id, ReviewKind.COMPENSATION, failure, step.attempt.attempt_no)
+
+
+def ask_at_once(draft: Draft, step: Step, failure: Failure) -> bool:
+    """A paused job goes nowhere, yet what may have left a side effect is shown now: someone may act before resume."""
+    if draft.job.review is None:
+        open_for_job(draft, ReviewKind.COMPENSATION, failure, failure.attempt_no)
+    else:
+        open_for_step(draft, step, failure)
+    return True
+
+
 def open_for_failed_job(draft: Draft, failure: Failure) -> None:
     if draft.job.review is None and not draft.job.dismissed:
         poison = failure.outcome is AttemptOutcome.HANDOVER_FAILED

@@ -1,6 +1,7 @@
 """The record of a step whose turn has come: which visit and attempt it is, and the key its side effects go by."""
 
 import hashlib
+from typing import Any
 
 from lucius.core.draft import Draft
 from lucius.core.model import Attempt, Step, StepStatus, Token, message_id
@@ -56,7 +57,14 @@ def new_step(draft: Draft, place: Place, token: Token, status: StepStatus) -> St
         before=token.before,
         run_no=job.run_no,
         repeats=old is not None and old.idempotency_key == key,
+        effect=_effect(old) if spec.compensation is not None and old is not None else None,
     )
+
+
+def _effect(old: Step) -> Any:
+    if old.undone:
+        return None
+    return old.result if old.status is StepStatus.SUCCEEDED else old.effect
 
 
 def _key(draft: Draft, step_id: str, old: Step | None, visit: int, token: Token) -> str:

@@ -14,7 +14,6 @@ from lucius.core.model import (
     FailureClass,
     Instant,
     OutboxStatus,
-    ReviewKind,
     Step,
     StepStatus,
     Token,
@@ -247,7 +246,8 @@ def _go_on_without(draft: Draft, step: Step, attempt: Attempt, error: ErrorInfo)
     failure = Failure(step.step_id, error, attempt.failure_class, attempt.outcome, attempt.attempt_no)
     undo = needs_undoing(attempt.failure_class) or _may_have_an_effect(draft.spec(step), attempt)
     if undo and flow.place_of(draft, step).handler_of is None:
-        draft.ready.append(Token(flow.UNDO, before=step.step_id, failure=failure))
+        asked = draft.job.paused is not None and reviews.ask_at_once(draft, step, failure)
+        draft.ready.append(Token(flow.UNDO, before=step.step_id, failure=failure, asked=asked))
     else:
         flow.failed(draft, step, failure)
 
@@ -286,5 +286,4 @@ def _ask_about_fenced(draft: Draft, step: Step, outcome: AttemptOutcome) -> None
     """It was with a service and must not be repeated: whether it took effect is for a person to find out."""
     error = ErrorInfo(str(outcome), f"step {step.step_id} was stopped while a service had it; it may have taken effect")
     failure = Failure(step.step_id, error, FailureClass.COMPENSATION_REQUIRED, outcome, step.attempt.attempt_no)
-    review_id = f"{step.job_id}~{step.step_id}~{step.attempt.attempt_no}"
-    reviews.new_item(draft, review_id, ReviewKind.COMPENSATION, failure, step.attempt.attempt_no)
+    reviews.open_for_step(draft, step, failure)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from lucius.core import approvals, compensation, containers, deadlines, decisions, flow, protocol, tasks, waits
-from lucius.core.draft import MAX_ROWS, Draft, is_free_to_go, is_idle
+from lucius.core.draft import MAX_ROWS, Draft, is_free_to_go, is_idle, is_voided
 from lucius.core.model import AttemptOutcome, ErrorInfo, Failure, FailureClass, JobStatus, Step, StepStatus, Token
 from lucius.core.protocol import FAIL, Place, at_items, items_of, spec_id
 from lucius.core.steps import new_step, visit_of
@@ -35,17 +35,17 @@ def settle(draft: Draft) -> None:
 
 
 def _take_a_turn(draft: Draft) -> bool:
+    """Whether there may be another: not if nothing is left, nor if what is left does not fit."""
     failing = next((scope for scope in draft.scopes.values() if scope.failing is not None), None)
     undoing = draft.job.compensation
     if failing is not None:
-        containers.end_failing(draft, failing)
-    elif undoing is not None and not undoing.cleared:
-        compensation.clear(draft)
-    elif draft.ready:
+        return containers.end_failing(draft, failing)
+    if undoing is not None and not undoing.cleared:
+        return compensation.clear(draft)
+    if draft.ready:
         _follow(draft, draft.ready.pop(0))
-    else:
-        return False
-    return True
+        return True
+    return False
 
 
 def _hold_or_release(draft: Draft) -> None:
@@ -98,10 +98,10 @@ def _begin(draft: Draft, token: Token) -> None:
 
 def _stands(draft: Draft, old: Step) -> bool:
     """A step that was done in an earlier run and need not be paid for again."""
-    job = draft.job
     done = old.status is StepStatus.SUCCEEDED or (old.status is StepStatus.SKIPPED and old.attempt.outcome is not None)
     failed = flow.chosen(draft, old) == FAIL
-    return done and not failed and not old.undone and job.anew_since <= old.run_no < job.run_no
+    earlier = old.run_no < draft.job.run_no and not is_voided(draft.job, old)
+    return done and not failed and not old.undone and earlier
 
 
 def _soon(draft: Draft, token: Token) -> list[str]:

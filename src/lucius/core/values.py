@@ -42,8 +42,10 @@ def values(draft: Draft, names: Iterable[str], spec_id: str, items: tuple[int, .
     around = at_items(mapped, items[: plan.places[mapped].maps]) if mapped is not None else None
     draft.require([*found.values(), *([around] if around else [])])
     visible: dict[str, Any] = {"input": draft.job.command.payload, "job": _about(draft.job)}
-    look = draft.find if plan.places[spec_id].handler_of is not None else draft.current  # an effect of whichever run
-    visible["steps"] = {name: _about_step(look(step_id)) for name, step_id in found.items()}
+    if plan.places[spec_id].handler_of is not None:  # it undoes an effect, of whichever run
+        visible["steps"] = {name: _about_effect(draft.find(step_id)) for name, step_id in found.items()}
+    else:
+        visible["steps"] = {name: _about_step(draft.current(step_id)) for name, step_id in found.items()}
     if mapped is not None and around is not None:
         index = items[plan.places[mapped].maps]
         container = draft.find(around)
@@ -91,10 +93,17 @@ def _about(job: Job) -> dict[str, Any]:
     }
 
 
+def _about_effect(step: Step | None) -> dict[str, Any]:
+    about = _about_step(step)
+    if step is not None and step.status is not StepStatus.SUCCEEDED and step.effect is not None:
+        about["result"] = step.effect
+    return about
+
+
 def _about_step(step: Step | None) -> dict[str, Any]:
     if step is None:
         return {"status": str(StepStatus.PENDING), "result": None, "artifact_refs": [], "error": None}
-    error = step.last_error
+    error = step.last_error if step.status is not StepStatus.SUCCEEDED else None  # of an attempt that was made up for
     return {
         "status": str(step.status),
         "result": step.result,

@@ -25,6 +25,7 @@ from lucius.core.tools import ToolError
 from lucius.core.values import evaluate
 
 MAX_SIGNALS = 32
+LAST_INSTANT: Instant = 253_402_214_400_000  # the last day of the year 9999, in every time zone
 
 
 def begin(draft: Draft, place: Place, token: Token) -> None:
@@ -51,7 +52,7 @@ def _instant(draft: Draft, wait: Wait, step_id: str, items: tuple[int, ...]) -> 
     text = wait.until or ""
     try:
         return _parsed(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         value = evaluate(draft, text, step_id, items)
     try:
         return _parsed(value)
@@ -60,14 +61,12 @@ def _instant(draft: Draft, wait: Wait, step_id: str, items: tuple[int, ...]) -> 
 
 
 def _parsed(value: Any) -> Instant:
-    if isinstance(value, int) and not isinstance(value, bool):
-        if not 0 <= value < 2**53:
-            raise ValueError("not an instant")
-        return value
-    if not isinstance(value, str):
+    if isinstance(value, str):
+        at = datetime.fromisoformat(value)
+        value = round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LAST_INSTANT:
         raise ValueError("not an instant")
-    at = datetime.fromisoformat(value)
-    return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    return value
 
 
 def time_passed(draft: Draft, step: Step) -> None:

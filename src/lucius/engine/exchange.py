@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lucius.core.calls import TIMEOUT_MS
 from lucius.core.classify import CODES, class_of_status
@@ -102,7 +103,9 @@ class Exchange:
 
     async def _guarded(self, job: Job, step: Step, request: Request, guard: Guard, budget: "_Budget") -> _Said | None:
         """What an earlier try has brought about; None if it has not. A guard that can't say fails the attempt."""
-        answer = await self._caller.send(self._outgoing(job, step, request, budget))
+        asked = self._outgoing(job, step, request, budget)
+        asked = replace(asked, idempotency_key=f"{asked.idempotency_key}-guard")  # a question is not the call itself
+        answer = await self._caller.send(asked)
         if not _is_fine(answer) and answer.status not in KNOWING:
             return _by_status(answer, request, "the guard request")
         if not await self._is_true(step, guard.done_when, answer):
@@ -208,6 +211,12 @@ def _bounded(result: Any) -> _Said:
         return _Said(result)
     message = f"a result may have {MAX_VALUE_BYTES} bytes of JSON and {MAX_DEPTH} levels; this one has {size} bytes"
     return _Said(failure_class=FailureClass.NON_RETRYABLE, code="RESULT_TOO_LARGE", message=message)
+
+
+def failed_by(step: Step, error: Exception) -> Outcome:
+    """For what nobody foresaw. The request may have been sent."""
+    message = f"the call failed ({type(error).__name__})"
+    return _in_words(step, _Said(failure_class=FailureClass.TRANSIENT, code="CALL_FAILED", message=message))
 
 
 def _in_words(step: Step, said: _Said) -> Outcome:

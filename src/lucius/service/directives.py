@@ -5,7 +5,7 @@ from typing import Any
 from lucius.contract import CallbackUrls, Directive, StepInput
 from lucius.core.decision import Defaults, JobView
 from lucius.core.draft import counts
-from lucius.core.model import Attempt, Step, StepStatus, message_id
+from lucius.core.model import Step, StepStatus, message_id
 from lucius.core.protocol import SUCCEED, Place, Protocol, StepSpec, items_of, spec_id
 from lucius.core.values import item_of, step_id_seen
 from lucius.service.timestamps import timestamp
@@ -60,7 +60,7 @@ class DirectiveWriter:
             traceparent=command.traceparent,
             timeout_ms=spec.timeout_ms,
             retry_safety=spec.retry_safety,
-            guard=_guard(spec, attempt),
+            guard=_guard(spec, step),
             item=item[1] if item else None,
             item_index=item[0] if item else None,
             compensates=place.handler_of,
@@ -89,9 +89,11 @@ class DirectiveWriter:
         )
 
 
-def _guard(spec: StepSpec, attempt: Attempt) -> dict[str, Any] | None:
-    repeated = attempt.attempt_no > 1 and spec.retry_safety == "SAFE_TO_RETRY_WITH_GUARD"
-    return {"previous_attempts": attempt.attempt_no - 1, **(spec.guard or {})} if repeated else None
+def _guard(spec: StepSpec, step: Step) -> dict[str, Any] | None:
+    """For what may have been done before under the same key: in this visit, or in a run that gave it up."""
+    before = step.tries - 1 + step.repeats
+    guarded = before > 0 and spec.retry_safety == "SAFE_TO_RETRY_WITH_GUARD"
+    return {"previous_attempts": before, **(spec.guard or {})} if guarded else None
 
 
 def _is_last(place: Place) -> bool:
@@ -106,8 +108,8 @@ def seen_from(protocol: Protocol, step_id: str) -> list[str]:
     plan, items = protocol.plan, items_of(step_id)
     place = plan.places[spec_id(step_id)]
     before = len(plan.places) if place.handler_of is not None else place.index
-    earlier = [step_id_seen(plan, name, items) for name, other in plan.places.items() if other.index < before]
-    return [*earlier, step_id]
+    earlier = [name for name, other in plan.places.items() if other.index < before]
+    return [*(step_id_seen(plan, name, items) for name in earlier if not plan.are_apart(name, place)), step_id]
 
 
 def _inputs(view: JobView, step: Step) -> dict[str, StepInput]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from lucius.core.decision import Decision, JobView
-from lucius.core.draft import counts
+from lucius.core.draft import counts, is_voided
 from lucius.core.model import Event, Step, StepStatus
 from lucius.core.protocol import CONTAINERS, Place, StepSpec, at_items, items_of, spec_id
 
@@ -103,7 +103,7 @@ class _Walk:
                 yield step
 
     def _stands(self, step: Step) -> bool:
-        return _done(step) and step.run_no >= self._view.job.anew_since
+        return _done(step) and not is_voided(self._view.job, step)
 
     def _in_order(self, step_ids: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(step_ids, key=lambda step_id: (self._places[spec_id(step_id)].index, items_of(step_id))))

@@ -170,7 +170,8 @@ class Reviews:
                 kept = await self._kept(item)
                 if kept is None:
                     raise _not_applicable(item, "the result that it is about is gone")
-                return Adopt(kept=kept, by=by, reason=why, item=item, caps=caps)
+                key = await self._key(kept)
+                return Adopt(kept=kept, by=by, reason=why, idempotency_key=key, item=item, caps=caps)
             case _:
                 return Discard(item=item, by=by, reason=why)
 
@@ -179,6 +180,12 @@ class Reviews:
         if item is None or not who.sees(item.tenant_id):
             raise Rejected(RejectCode.REVIEW_NOT_FOUND, f"there is no review item {review_id[:256]}")
         return item
+
+    async def _key(self, kept: Quarantined) -> str:
+        """The idempotency key that the fenced attempt worked under."""
+        ended = await self._reader.attempts(kept.job_id)
+        lease = kept.lease_id
+        return next((entry.attempt.idempotency_key for entry in ended if entry.attempt.lease_id == lease), "")
 
     async def _kept(self, item: ReviewItem) -> Quarantined | None:
         if item.kind is not ReviewKind.STALE_RESULT:

@@ -149,7 +149,7 @@ def step_views(view: JobView) -> list[contract.StepView]:
     started = {step.step_id: step for step in view.steps.values() if counts(job, step)}
     begun = {spec_id(step_id) for step_id in started}
     absent = [
-        _not_started(job, place.spec, place.index)
+        _not_started(job, place.spec, place.index, view.steps.get(name))
         for name, place in view.protocol.plan.places.items()
         if name not in begun and place.handler_of is None
     ]
@@ -201,7 +201,11 @@ def _counts(scope: Scope | None) -> contract.ItemCounts | None:
     return contract.ItemCounts(total=scope.total, live=scope.live, succeeded=scope.succeeded, failed=scope.failed)
 
 
-def _not_started(job: Job, spec: StepSpec, index: int) -> contract.StepView:
+def _not_started(job: Job, spec: StepSpec, index: int, before: Step | None) -> contract.StepView:
+    """`before` is what an earlier run made of it: its attempts are counted on, never anew."""
+    key = step_idempotency_key(job.tenant_id, job.job_id, spec.step_id, run_no=job.run_no if before else 1)
+    if before is not None and before.status is not StepStatus.SUCCEEDED and not before.undone and before.visit == 1:
+        key = before.idempotency_key
     return contract.StepView(
         stepId=spec.step_id,
         index=index,
@@ -209,11 +213,11 @@ def _not_started(job: Job, spec: StepSpec, index: int) -> contract.StepView:
         step_type=spec.step_type,
         service=spec.service,
         status=NOT_STARTED.get(job.status, StepStatus.PENDING),
-        attempt_no=0,
+        attempt_no=before.attempt.attempt_no if before else 0,
         lease_id=None,
         **_routing_fields(job.routing),
         workspace_ref=job.command.workspace_ref,
-        idempotency_key=step_idempotency_key(job.tenant_id, job.job_id, spec.step_id),
+        idempotency_key=key,
         completed_at=timestamp_or_none(job.completed_at),
         name=spec.name,
     )

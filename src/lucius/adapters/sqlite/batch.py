@@ -50,7 +50,7 @@ _INSERT_REVIEW = """
 _PUT_REVIEW = """
     INSERT INTO reviews (review_id, job_id, tenant_id, kind, status, signature, body) VALUES (?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (review_id) DO UPDATE
-    SET status = excluded.status, signature = excluded.signature, body = excluded.body
+    SET kind = excluded.kind, status = excluded.status, signature = excluded.signature, body = excluded.body
 """
 _PUT_COUNTER = """
     INSERT INTO counters (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value
