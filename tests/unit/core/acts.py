@@ -61,7 +61,10 @@ class Acts:
         """The last result that was quarantined, unless another is named."""
         kept = kept or self.books.quarantined[-1]
         review_id = f"{kept.job_id}~{kept.step_id}~{kept.attempt_no}~{kept.lease_id}"
-        return self.feed(Adopt(kept=kept, by="ada", reason=WHY, item=self.books.reviews.get(review_id)))
+        held = (a for (step_id, _), a in self.books.history.items() if step_id == kept.step_id)
+        key = next((attempt.idempotency_key for attempt in held if attempt.lease_id == kept.lease_id), "")
+        item = self.books.reviews.get(review_id)
+        return self.feed(Adopt(kept=kept, by="ada", reason=WHY, idempotency_key=key, item=item))
 
     def discard(self, item: ReviewItem | None = None) -> Reply:
         """The job's own review item, unless another is named."""

@@ -46,6 +46,7 @@ KNOWN_REFUSALS = frozenset(
         "TOO_MANY_SIGNALS",
         "APPROVAL_ENDED",
         "NOT_AN_APPROVER",
+        "ACT_NOT_APPLICABLE",
         "ALREADY_VOTED",
     }
 )
