@@ -49,7 +49,8 @@ def test_a_side_effect_in_a_paused_job_is_shown_at_once_and_once() -> None:
     assert story.open_reviews() == [(ReviewKind.COMPENSATION, "a")]
     story.resume()
     assert story.open_reviews() == [(ReviewKind.COMPENSATION, "a")]
-    assert story.job.blocked is not None and story.job.blocked.reason == "REVIEW"
+    assert story.job.blocked is not None
+    assert story.job.blocked.reason == "REVIEW"
 
 
 def test_a_late_result_of_another_visit_is_not_adopted() -> None:
@@ -109,7 +110,8 @@ def test_what_was_undone_is_known_after_a_cancel_too() -> None:
     story.fail(story.lease_of("c"), UNDO)
     story.do("undo-b")
     story.botch("undo-a")
-    assert story.job.blocked is not None and story.job.blocked.reason == "REVIEW"
+    assert story.job.blocked is not None
+    assert story.job.blocked.reason == "REVIEW"
     story.cancel()
     assert story.status is JobStatus.CANCELLED
     assert story.job.undone == ("b",)
