@@ -23,6 +23,8 @@ from lucius.ports.ledger import (
     ReviewFilter,
     ReviewGroup,
     ReviewPage,
+    StoredAttempt,
+    StoredEvent,
     idempotency_token,
 )
 
@@ -177,6 +179,17 @@ class MemoryLedger(GroupCommit, MemoryVersions):
     async def events(self, job_id: str, after: int, limit: int) -> list[Event]:
         record = self._records.get(job_id)
         return list(islice((e for e in record.events if e.seq > after), limit)) if record else []
+
+    async def stored_events(self, job_id: str, after: StoredEvent | None, limit: int) -> list[StoredEvent]:
+        record = self._records.get(job_id)
+        start = int(after.place) if after else 0
+        return [StoredEvent(e.seq, e) for e in islice(record.events, start, start + limit)] if record else []
+
+    async def stored_attempts(self, job_id: str, after: StoredAttempt | None, limit: int) -> list[StoredAttempt]:
+        record = self._records.get(job_id)
+        ended = record.attempts.values() if record else ()
+        rows = sorted((StoredAttempt((e.step_id, e.attempt.attempt_no), e) for e in ended), key=lambda row: row.place)
+        return [row for row in rows if after is None or row.place > after.place][:limit]
 
     async def counters(self) -> dict[str, int]:
         return dict(self._counters)

@@ -101,6 +101,21 @@ class Backlog(Struct, frozen=True):
     oldest_at: Instant | None
 
 
+class StoredEvent(Struct, frozen=True):
+    """A row as it is kept: where it stands, and the event if it can be read. The place is a number, unless somebody
+    else wrote it."""
+
+    place: int | float | str | bytes
+    event: Event | None
+
+
+class StoredAttempt(Struct, frozen=True):
+    """A row as it is kept, by the name that a seal gives it."""
+
+    place: tuple[str, int]
+    ended: EndedAttempt | None
+
+
 class Reader(Protocol):
     """Lists, history and counts, for API, console and metrics. Never changes anything."""
 
@@ -118,6 +133,12 @@ class Reader(Protocol):
 
     async def events(self, job_id: str, after: int, limit: int) -> list[Event]:
         """Events with a sequence number above `after`, in order."""
+
+    async def stored_events(self, job_id: str, after: StoredEvent | None, limit: int) -> list[StoredEvent]:
+        """The rows behind `after`, whatever is in them, in the order of their places."""
+
+    async def stored_attempts(self, job_id: str, after: StoredAttempt | None, limit: int) -> list[StoredAttempt]:
+        """The rows of ended attempts behind `after`, whatever is in them, in the order of their places."""
 
     async def counters(self) -> dict[str, int]:
         """Jobs in flight by scope and un-ACKed directives by service, as counted by the commits."""

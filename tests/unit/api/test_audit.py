@@ -62,6 +62,19 @@ def head(old: str, new: str) -> Tamper:
     return lambda db: db.execute("UPDATE jobs SET body = replace(body, ?, ?)", (old, new))
 
 
+def add(row: str) -> Tamper:
+    return lambda db: db.execute(f"INSERT INTO events SELECT job, {row} FROM events WHERE seq = 3")
+
+
+def attempt(change: str) -> Tamper:
+    return lambda db: db.execute(f"UPDATE attempts SET {change}")
+
+
+def unseal(db: sqlite3.Connection) -> None:
+    db.execute("UPDATE events SET body = json_remove(body, '$.hash')")
+    db.execute("UPDATE jobs SET body = json_remove(body, '$.event_hash')")
+
+
 # The events are JOB_ACCEPTED, STEP_DISPATCHED, STEP_HANDED_OVER, CALLBACK_RESULT, STEP_SUCCEEDED, JOB_SUCCEEDED.
 TAMPERED: list[Any] = [
     pytest.param(head('"event_hash":"', '"event_hash":"0'), [6], "the job's head knows", id="the head"),
@@ -75,6 +88,16 @@ TAMPERED: list[Any] = [
     pytest.param(swap(3, 4), [3, 4], "stands where event 4 belongs", id="two swapped"),
     pytest.param(exchange_bodies(2, 5), [2, 5], "stands where event 5 belongs", id="two exchanged"),
     pytest.param(edit(3, "{", "?"), [3], "can't be read", id="unreadable"),
+    pytest.param(add("0, body"), [0], "no event belongs", id="one at nought"),
+    pytest.param(add("-5, '?'"), [-5], "no event belongs", id="one below nought"),
+    pytest.param(add("'x', body"), [6], "no event belongs", id="one that has no number"),
+    pytest.param(add("2000000006, '?'"), [7, 7, 2000000006], "is missing", id="one far away"),
+    pytest.param(add("2000000006, body"), [3, 7, 7], "stands where", id="a copy far away"),
+    pytest.param(unseal, [6], "has no hash", id="all hashes taken away"),
+    pytest.param(lambda db: db.execute("DELETE FROM attempts"), [6], "is missing", id="an attempt deleted"),
+    pytest.param(attempt("body = replace(body, 'lease', 'lea5e')"), [6], "was edited", id="an attempt edited"),
+    pytest.param(attempt("body = '?'"), [6], "was edited", id="an unreadable attempt"),
+    pytest.param(attempt("attempt_no = 2"), [6, 6], "is in no event", id="an attempt renamed"),
     pytest.param(
         lambda db: db.execute(
             "INSERT INTO events SELECT job, 7, replace(body, '\"seq\":6', '\"seq\":7') FROM events WHERE seq = 6"

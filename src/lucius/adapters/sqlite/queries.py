@@ -11,7 +11,7 @@ from lucius.adapters.sqlite.live import Mirror, first_id_after
 from lucius.adapters.sqlite.store import Row, Store
 from lucius.core.decision import EndedAttempt, JobView
 from lucius.core.model import BlockedReason, Event, Instant, Job, JobStatus, OutboxRow, Quarantined
-from lucius.ports.ledger import Backlog, Drift, JobFilter, JobPage, PendingQuery
+from lucius.ports.ledger import Backlog, Drift, JobFilter, JobPage, PendingQuery, StoredAttempt, StoredEvent
 
 DRIFT_WINDOW = 2_000
 """How many candidates one call of `drifted` looks at. In an outage every waiting job is one; the next call goes on
@@ -43,6 +43,13 @@ DISPATCHING = f"""
 
 EVENTS = """
     SELECT body FROM events WHERE job = (SELECT id FROM jobs WHERE job_id = ?) AND seq > ? ORDER BY seq LIMIT ?
+"""
+STORED_EVENTS = """
+    SELECT seq, body FROM events WHERE job = (SELECT id FROM jobs WHERE job_id = ?){after} ORDER BY seq LIMIT ?
+"""
+STORED_ATTEMPTS = """
+    SELECT step_id, attempt_no, body FROM attempts
+    WHERE job = (SELECT id FROM jobs WHERE job_id = ?){after} ORDER BY step_id, attempt_no LIMIT ?
 """
 ATTEMPTS = "SELECT body FROM attempts WHERE job = (SELECT id FROM jobs WHERE job_id = ?)"
 QUARANTINED = "SELECT id, body FROM quarantine WHERE job = (SELECT id FROM jobs WHERE job_id = ?)"
@@ -126,6 +133,16 @@ class SqliteReader:
 
     async def events(self, job_id: str, after: int, limit: int) -> list[Event]:
         return [rows.event(body) for (body,) in self._store.rows(EVENTS, (job_id, after, limit))]
+
+    async def stored_events(self, job_id: str, after: StoredEvent | None, limit: int) -> list[StoredEvent]:
+        sql = STORED_EVENTS.format(after=" AND seq > ?" if after else "")
+        found = self._store.rows(sql, (job_id, *([after.place] if after else []), limit))
+        return [StoredEvent(place, rows.event_or_none(body)) for place, body in found]
+
+    async def stored_attempts(self, job_id: str, after: StoredAttempt | None, limit: int) -> list[StoredAttempt]:
+        sql = STORED_ATTEMPTS.format(after=" AND (step_id, attempt_no) > (?, ?)" if after else "")
+        found = self._store.rows(sql, (job_id, *(after.place if after else ()), limit))
+        return [StoredAttempt((step_id, no), rows.ended_or_none(body)) for step_id, no, body in found]
 
     async def counters(self) -> dict[str, int]:
         return dict(self._mirror.counters)

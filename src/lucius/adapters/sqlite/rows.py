@@ -31,6 +31,20 @@ def event(body: str) -> Event:
         raise LedgerCorrupt(f"an event in the ledger can't be read: {error}") from error
 
 
+def event_or_none(body: str | bytes) -> Event | None:
+    try:
+        return _event(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
+        return None
+
+
+def ended_or_none(body: str | bytes) -> EndedAttempt | None:
+    try:
+        return ended_attempt(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
+        return None
+
+
 def body(record: Struct) -> str:
     """Text rather than a blob, so that a person can read it with the sqlite3 shell."""
     return _encoder.encode(record).decode()

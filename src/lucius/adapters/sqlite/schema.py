@@ -143,5 +143,10 @@ _REVIEWS: Migration = (
     "CREATE INDEX reviews_open ON reviews (signature, kind, tenant_id, id, status) WHERE status = 'OPEN'",
 )
 
-MIGRATIONS: tuple[Migration, ...] = (_FIRST, _PROTOCOL_VERSIONS, _REVIEWS)
+# What was written before there were hashes is told from what has lost them.
+_SEALS: Migration = (
+    "UPDATE jobs SET body = json_set(body, '$.unsealed', coalesce(json_extract(body, '$.event_seq'), 0))",
+)
+
+MIGRATIONS: tuple[Migration, ...] = (_FIRST, _PROTOCOL_VERSIONS, _REVIEWS, _SEALS)
 """Number n brings a file from version n-1 to n. Never edit one that was released; add another."""
