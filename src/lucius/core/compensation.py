@@ -35,7 +35,7 @@ def ask(draft: Draft, token: Token) -> None:
     step_id, failure = token.before, token.failure
     assert step_id is not None, "a step asks for compensation"
     assert failure is not None, "because it failed"
-    if not token.asked:
+    if not token.asked or draft.job.review is None:  # who was asked may have closed the item, and the job still waits
         reviews.open_for_job(draft, ReviewKind.COMPENSATION, failure, failure.attempt_no)
     plan = draft.protocol.plan
     begun = [*reversed(plan.around(step_id)), step_id]
@@ -50,9 +50,17 @@ def drop_what_is_ready(draft: Draft) -> None:
     for token in draft.ready:
         if token.target == flow.UNDO:
             ask(draft, token)
-        elif token.container is None and token.target != FAIL:
+        elif token.target == flow.UNDONE:
+            _mark_undone(draft, token)
+        elif _can_be_resumed(draft, token):
             draft.change_job(resume_from=token)
     draft.ready.clear()
+
+
+def _can_be_resumed(draft: Draft, token: Token) -> bool:
+    place = draft.protocol.plan.places.get(token.target)
+    undoing = token.target == flow.NOT_UNDONE or (place is not None and place.handler_of is not None)
+    return token.container is None and token.target != FAIL and not undoing
 
 
 def end_cancelled(draft: Draft, failure: Failure | None = None) -> None:
@@ -129,14 +137,22 @@ def _go_on(draft: Draft) -> None:
 
 def undone(draft: Draft, token: Token) -> None:
     """A handler succeeded."""
-    under_way = draft.job.compensation
-    assert under_way is not None, "handlers run in a compensation only"
-    step_id, *rest = under_way.todo
-    void(draft, step_id, *draft.protocol.plan.around(step_id))
-    draft.change_job(compensation=replace(under_way, todo=tuple(rest), done=(*under_way.done, step_id)))
-    draft.change_job(undone=(*draft.job.undone, step_id))
-    draft.emit("STEP_COMPENSATED", step=None, of=step_id, handler=token.before)
+    _mark_undone(draft, token)
     _go_on(draft)
+
+
+def _mark_undone(draft: Draft, token: Token) -> None:
+    """Also in a job that is being cancelled, for a handler that was with a service when somebody asked for it."""
+    job, plan = draft.job, draft.protocol.plan
+    step_id = plan.places[token.before or ""].handler_of
+    assert step_id is not None, "only handlers undo"
+    void(draft, step_id, *plan.around(step_id))
+    if (under_way := job.compensation) is not None:
+        todo = tuple(name for name in under_way.todo if name != step_id)
+        draft.change_job(compensation=replace(under_way, todo=todo, done=(*under_way.done, step_id)))
+    left = tuple(name for name in job.compensable if name != step_id)
+    draft.change_job(undone=(*job.undone, step_id), compensable=left)
+    draft.emit("STEP_COMPENSATED", step=None, of=step_id, handler=token.before)
 
 
 def void(draft: Draft, *step_ids: str) -> None:

@@ -40,10 +40,10 @@ def cancel(draft: Draft, asked: Cancel) -> Reply:
     if job.compensation is not None and job.paused is None:
         return Refused("COMPENSATING", f"job {job.job_id} has failed and is being compensated; it ends by itself")
     request = CancelRequest(asked.by, draft.now, asked.reason)
-    stopped = Failure(job.current_step_id, ErrorInfo("CANCELLED", f"cancelled by {asked.by}"))
-    left = job.compensable if job.compensation is None else tuple(reversed(job.compensation.todo))
+    failed_at = job.failure.step_id if job.compensation is not None and job.failure is not None else None
+    stopped = Failure(failed_at or job.current_step_id, ErrorInfo("CANCELLED", f"cancelled by {asked.by}"))
     draft.change_job(status=JobStatus.CANCELLING, cancel=request, paused=None, failure=stopped)
-    draft.change_job(compensation=None, compensable=left, catching_up=False)
+    draft.change_job(compensation=None, compensable=_undoable(job), catching_up=False)
     draft.emit("CANCEL_REQUESTED", by=asked.by, reason=asked.reason)
     return Applied()
 

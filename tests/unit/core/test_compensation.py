@@ -550,3 +550,54 @@ class TestAHandlersOwnLateSuccess:
         story = self.halted()
         story.discard()
         assert code_of(story.adopt()) == "STEP_NOT_FOUND"
+
+
+class TestCancelOfAPausedCompensation:
+    def paused(self) -> Story:
+        story = booked(compensation="auto").botch("pay")
+        story.hand_over()
+        story.pause()
+        return story
+
+    def test_a_handler_that_was_done_meanwhile_has_undone_its_step(self) -> None:
+        story = self.paused()
+        story.succeed()
+        story.cancel()
+        assert story.status is JobStatus.CANCELLED
+        assert story.job.compensable == ("flight",)
+        story.retry()
+        assert story.job.active == ("hotel",)
+
+    def test_so_has_one_that_is_done_after_it(self) -> None:
+        story = self.paused()
+        story.cancel()
+        assert story.status == "CANCELLING"
+        story.succeed()
+        assert story.status == "CANCELLED"
+        assert story.job.compensable == ("flight",)
+        story.compensate()
+        assert story.job.active == ("undo-flight",)
+
+    def test_one_that_fails_leaves_its_step_to_be_undone(self) -> None:
+        story = self.paused()
+        story.fail_for_good()
+        story.cancel()
+        assert story.job.compensable == ("flight", "hotel")
+
+    def test_no_run_starts_with_a_handler(self) -> None:
+        story = booked(compensation="auto").botch("pay").do("undo-hotel")
+        story.pause()
+        story.cancel()
+        story.retry()
+        assert story.job.active == ("hotel",)
+
+
+def test_a_job_that_is_resumed_after_its_item_was_discarded_asks_again() -> None:
+    story = Story(protocol(risky("pay"), task("mail"))).processing()
+    story.pause()
+    story.fail()
+    assert story.open_reviews() == [("COMPENSATION", "pay")]
+    story.discard()
+    story.resume()
+    assert story.open_reviews() == [("COMPENSATION", "pay")]
+    assert code_of(story.resume()) == "REVIEW_OPEN"
