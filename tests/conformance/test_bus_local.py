@@ -181,7 +181,7 @@ class TestThePullerGoesAway:
                 writer.transport.abort()
                 submitted.append(await submitting)
             await self.finish_all(plane, submitted)
-            pending = await plane.runtime.store.backlog()
+            pending = await plane.runtime.store.backlog(0)
             assert pending.pending == {}
 
 

@@ -480,16 +480,21 @@ class TestPending:
         await ledger.commit(first)
         await ledger.commit(then(first, outbox=(row(first.steps[0], status=status, settled_at=2_000),)))
         assert await ledger.pending(PendingQuery(limit=9, now=5_000)) == []
-        assert await ledger.backlog() == Backlog({}, None)
+        assert await ledger.backlog(5_000) == Backlog({}, None)
 
-    async def test_the_backlog_counts_by_service_and_knows_the_oldest(self, ledger: FullLedger) -> None:
+    async def test_the_backlog_counts_by_service_and_knows_the_oldest_that_is_due(self, ledger: FullLedger) -> None:
         await commit_all(
             ledger,
             dispatch("a", created_at=300),
             dispatch("b", created_at=200, next_attempt_at=9_000),
             dispatch("c", created_at=400, service="sis", claimed_at=500),
         )
-        assert await ledger.backlog() == Backlog({"ocr": 2, "sis": 1}, 200)
+        assert await ledger.backlog(8_999) == Backlog({"ocr": 2, "sis": 1}, 300)
+        assert await ledger.backlog(9_000) == Backlog({"ocr": 2, "sis": 1}, 200)
+
+    async def test_what_waits_for_its_next_attempt_is_not_old(self, ledger: FullLedger) -> None:
+        await ledger.commit(dispatch("a", created_at=300, next_attempt_at=9_000))
+        assert await ledger.backlog(8_000) == Backlog({"ocr": 1}, None)
 
 
 class TestDrift:

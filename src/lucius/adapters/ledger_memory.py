@@ -206,11 +206,12 @@ class MemoryLedger(GroupCommit, MemoryVersions):
     async def open_reviews(self) -> dict[str, int]:
         return self._reviews.open()
 
-    async def backlog(self) -> Backlog:
+    async def backlog(self, now: Instant) -> Backlog:
         pending: dict[str, int] = {}
         for row in self._pending.values():
             pending[row.service] = pending.get(row.service, 0) + 1
-        return Backlog(pending, min((row.created_at for row in self._pending.values()), default=None))
+        due = (row for row in self._pending.values() if row.next_attempt_at is None or row.next_attempt_at <= now)
+        return Backlog(pending, min((row.created_at for row in due), default=None))
 
 
 def _is_wanted(row: OutboxRow, query: PendingQuery) -> bool:

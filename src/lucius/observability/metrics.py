@@ -144,7 +144,8 @@ class Metrics:
     async def render(self) -> bytes:
         """The exposition text, with the gauges read from the ledger now."""
         counters = await self._reader.counters()
-        backlog, reviews = await self._reader.backlog(), await self._reader.open_reviews()
+        now = self._clock.now()
+        backlog, reviews = await self._reader.backlog(now), await self._reader.open_reviews()
         self.inflight.set(counters.get("jobs", 0))
         self.unacked.clear()
         for counter, n in counters.items():
@@ -155,7 +156,7 @@ class Metrics:
             self.backlog.labels(service).set(n)
         for kind in ReviewKind:
             self.open_reviews.labels(kind).set(reviews.get(kind, 0))
-        self.oldest.set(0 if backlog.oldest_at is None else max(0, self._clock.now() - backlog.oldest_at) / 1000)
+        self.oldest.set(0 if backlog.oldest_at is None else max(0, now - backlog.oldest_at) / 1000)
         return generate_latest(self.registry)
 
 

@@ -95,7 +95,7 @@ class JobPage(Struct, frozen=True):
 
 
 class Backlog(Struct, frozen=True):
-    """PENDING outbox rows by service, and when the oldest was written."""
+    """PENDING outbox rows by service, and when the oldest was written of those that wait for nothing but their turn."""
 
     pending: dict[str, int]
     oldest_at: Instant | None
@@ -143,7 +143,7 @@ class Reader(Protocol):
     async def counters(self) -> dict[str, int]:
         """Jobs in flight by scope and un-ACKed directives by service, as counted by the commits."""
 
-    async def backlog(self) -> Backlog:
+    async def backlog(self, now: Instant) -> Backlog:
         """How much waits in the outbox, and since when."""
 
 

@@ -53,7 +53,10 @@ STORED_ATTEMPTS = """
 """
 ATTEMPTS = "SELECT body FROM attempts WHERE job = (SELECT id FROM jobs WHERE job_id = ?)"
 QUARANTINED = "SELECT id, body FROM quarantine WHERE job = (SELECT id FROM jobs WHERE job_id = ?)"
-BACKLOG = "SELECT service, count(*), min(created_at) FROM outbox WHERE status = 'PENDING' GROUP BY service"
+BACKLOG = """
+    SELECT service, count(*), min(iif(next_attempt_at > ?, NULL, created_at))
+    FROM outbox WHERE status = 'PENDING' GROUP BY service
+"""
 JOB_BY_ID = """
     SELECT commands.body, jobs.body FROM jobs JOIN commands ON commands.job = jobs.id WHERE jobs.id = ?
 """
@@ -147,9 +150,10 @@ class SqliteReader:
     async def counters(self) -> dict[str, int]:
         return dict(self._mirror.counters)
 
-    async def backlog(self) -> Backlog:
-        found = self._store.rows(BACKLOG)
-        return Backlog({service: n for service, n, _ in found}, min((at for _, _, at in found), default=None))
+    async def backlog(self, now: Instant) -> Backlog:
+        found = self._store.rows(BACKLOG, (now,))
+        due = (at for _, _, at in found if at is not None)
+        return Backlog({service: n for service, n, _ in found}, min(due, default=None))
 
 
 def listing(
