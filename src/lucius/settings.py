@@ -44,6 +44,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
 
+    @property
+    def webhook_secret_file(self) -> Path | None:
+        """Where the secret is that signs what names no other; None if the environment has it."""
+        return None if "DEFAULT" in self.webhook_secrets else self.data_dir / "webhook.secret"
+
 
 def load_settings(env: Mapping[str, str] = os.environ, **overrides: object) -> Settings:
     """Settings from LUCIUS_* variables; `overrides` win. Raises SettingsError naming the variable."""

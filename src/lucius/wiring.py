@@ -1,6 +1,7 @@
 """The one module that names concrete adapters: a URL picks each, imported only when chosen."""
 
 import asyncio
+import base64
 import os
 import random
 import secrets
@@ -122,7 +123,8 @@ def open_caller(settings: Settings, config: ConfigSource, clock: Clock) -> Calle
             clock=clock,
             orchestrator_url=settings.orchestrator_url,
             secrets=settings.secrets,
-            webhook_secrets=settings.webhook_secrets,
+            webhook_secrets=_webhook_secrets(settings),
+            callbacks=lambda: config.current().callbacks,
         )
     except CallRefused as refused:
         raise SettingsError(f"LUCIUS_ORCHESTRATOR_URL: {refused.message}") from None
@@ -181,6 +183,7 @@ def build(
         hub=hub,
         clock=clock,
         retry_interval=settings.outbox_retry_interval,
+        on_failure=metrics.loop_failed,
     )
     notices = NoticeRunner(
         ledger=store,
@@ -189,7 +192,7 @@ def build(
         hub=hub,
         clock=clock,
         interval=settings.outbox_retry_interval,
-        signs="DEFAULT" in settings.webhook_secrets,
+        on_failure=metrics.loop_failed,
     )
     return Runtime(
         settings=settings,
@@ -301,13 +304,23 @@ def _token_secrets(settings: Settings) -> tuple[bytes, ...]:
         return tuple(secret.encode() for secret in settings.token_secrets)
     path = settings.data_dir / "token.secret"
     kept = path.read_bytes() if path.exists() else b""
-    return (kept if len(kept) >= MIN_SECRET else _new_secret(path),)
+    return (kept if len(kept) >= MIN_SECRET else _new_secret(path, secrets.token_hex(32)),)
 
 
-def _new_secret(path: Path) -> bytes:
+def _webhook_secrets(settings: Settings) -> dict[str, str]:
+    """The secrets of the settings, and a default of our own that outlives a restart: nothing goes out unsigned."""
+    path = settings.webhook_secret_file
+    if path is None:
+        return settings.webhook_secrets
+    kept = path.read_text().strip() if path.exists() else ""
+    made = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
+    return {**settings.webhook_secrets, "DEFAULT": kept or _new_secret(path, made).decode()}
+
+
+def _new_secret(path: Path, made: str) -> bytes:
     """Whole or not there: a half-written secret would keep every later start from working."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    secret = secrets.token_hex(32).encode()
+    secret = made.encode()
     draft = path.with_suffix(f".{os.getpid()}")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(secret)

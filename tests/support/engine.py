@@ -1,7 +1,7 @@
 """An engine without an API: a memory ledger, the real core, and the parts that a test wants to run."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -41,6 +41,7 @@ class Engine:
         parallel: int = 64,
         retry_interval: float = 0.02,
         time_flows: bool = False,
+        on_failure: Callable[[str], None] = lambda name: None,
     ) -> None:
         self.clock = ManualClock()
         self.hub, self.ledger = Hub(), MemoryLedger()
@@ -76,6 +77,7 @@ class Engine:
             clock=clock,
             retry_interval=retry_interval,
             parallel=parallel,
+            on_failure=on_failure,
         )
         self.sweeper = Sweeper(
             ledger=self.ledger,

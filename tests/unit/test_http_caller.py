@@ -2,10 +2,12 @@
 
 import asyncio
 import gzip
+import json
 import shutil
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from email.utils import formatdate
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,7 +22,7 @@ from lucius.adapters.http_caller import HttpCaller
 from lucius.core.classify import CODES
 from lucius.core.model import FailureClass
 from lucius.ports.calls import Answer, Closed, Outgoing, Slot
-from lucius.ports.config import CallPolicy
+from lucius.ports.config import CallbackPolicy, CallPolicy
 from lucius.ports.errors import CallFailed, CallRefused
 from tests.support.clock import ManualClock
 from tests.support.peer import Peer, always, in_turn, ok, peer
@@ -28,7 +30,8 @@ from tests.support.peer import Peer, always, in_turn, ok, peer
 HERE = CallPolicy(hosts=("127.0.0.1",), allow_http=True, allow_private=True)
 ORCHESTRATOR = "http://127.0.0.1:8080"
 SECRETS = {"API_KEY": "s3cr3t-value", "STRIPE_KEY": "sk_live_123456"}
-HOUR = 3_600_000
+HOUR, DAY = 3_600_000, 86_400_000
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class World:
@@ -79,17 +82,29 @@ def answering(*addresses: str) -> Resolve:
 class TestWhatIsSent:
     async def test_json_with_the_steps_key_and_the_trace(self, there: Peer) -> None:
         body = {"amount": 12, "currency": "EUR"}
-        answer = await World().send(
-            f"{there.url}/charges?a=b", body=body, headers={"X-Shop": "1"}, traceparent="00-a-b-01"
-        )
+        answer = await World().send(f"{there.url}/charges?a=b", body=body, headers={"X-Shop": "1"}, traceparent=TRACE)
         (seen,) = there.seen
         assert (seen.method, seen.path, seen.json) == ("POST", "/charges?a=b", body)
         assert seen.headers["idempotency-key"] == "key-1"
-        assert seen.headers["traceparent"] == "00-a-b-01"
+        assert seen.headers["traceparent"] == TRACE
         assert seen.headers["content-type"] == "application/json"
         assert seen.headers["x-shop"] == "1"
         assert answer == Answer(status=200, headers=answer.headers, body={"ok": True})
         assert answer.headers["content-type"].startswith("application/json")
+
+    @pytest.mark.parametrize("trace", ["00-a\r\nx-evil: 1", "é€", "\ud800", "", TRACE + "\n", TRACE.upper()])
+    async def test_a_trace_that_is_none_is_left_out(self, there: Peer, trace: str) -> None:
+        assert (await World().send(f"{there.url}/", traceparent=trace)).status == 200
+        assert "traceparent" not in there.seen[0].headers
+        assert "x-evil" not in there.seen[0].headers
+
+    @pytest.mark.parametrize("changes", [{"body": {"n": "\ud800"}}, {"body": {"n": object()}}])
+    async def test_what_cannot_be_written_is_a_failed_call_and_nothing_was_sent(
+        self, there: Peer, changes: dict[str, Any]
+    ) -> None:
+        failed = await World().failure(f"{there.url}/", **changes)
+        assert failed.code == "CALL_FAILED"
+        assert there.seen == []
 
     async def test_text_goes_as_it_is_and_no_body_as_none(self, there: Peer) -> None:
         await World().send(f"{there.url}/", body="a,b\n1,ü\n", headers={"Content-Type": "text/csv"})
@@ -113,6 +128,7 @@ class TestWhatIsSent:
             {"webhook-signature": "v1,forged"},
             {"X-A": "1\r\nX-B: 2"},
             {"X A": "1"},
+            {"X-A": "\ud800"},
             {"": "1"},
         ],
     )
@@ -172,6 +188,32 @@ class TestSecrets:
         answer = await World().send(f"{there.url}/", headers={"X-Key": "${secrets.API_KEY}"})
         assert answer.body == {"you sent": ["[secret]"], "[secret]": "x"}
         assert answer.headers["x-echo"] == "[secret]"
+
+    async def test_one_that_would_be_cut_in_half_is_blanked_all_the_same(self, there: Peer) -> None:
+        there.answer = always(200, None, X_Echo="x" * 1020 + SECRETS["API_KEY"])
+        answer = await World().send(f"{there.url}/", headers={"X-Key": "${secrets.API_KEY}"})
+        assert answer.headers["x-echo"] == "x" * 1020 + "[sec"
+
+    @pytest.mark.parametrize(
+        ("secret", "echo", "shown"),
+        [
+            ("12345678", {"n": [12345678, 123456789]}, {"n": ["[secret]", 123456789]}),
+            ("12345678", 12345678.0, "[secret]"),
+            ("00123456", 123456, "[secret]"),
+            ("1234.5678", 1234.5678, "[secret]"),
+            ("1", True, True),
+            ("pin7", "your pin7, or pin77: pin7", "your [secret], or pin77: [secret]"),
+            ("a/b c?d=e", "/x/a%2Fb%20c%3Fd%3De", "/x/[secret]"),
+        ],
+    )
+    async def test_nor_is_one_shown_as_a_number_as_a_short_word_or_quoted(
+        self, there: Peer, secret: str, echo: Any, shown: Any
+    ) -> None:
+        there.answer = always(200, echo)
+        world = World(secrets={"PIN": secret})
+        answer = await world.send(f"{there.url}/", headers={"X-Key": "${secrets.PIN}"})
+        assert answer.body == shown
+        assert type(answer.body) is type(shown)
 
     @pytest.mark.parametrize(
         ("url", "policy"),
@@ -250,7 +292,7 @@ class TestWhereItMayGo:
             *("0.0.0.0", "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1"),
             *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd12::1", "ff02::1", "fec0::1", "2001:db8::1"),
             *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1", "64:ff9b::7f00:1"),
-            *("64:ff9b:1::a00:1", "2002:7f00:1::", "2002:a00:1::1"),
+            *("64:ff9b:1::a00:1", "64:ff9b:1:a00:0:100::", "64:ff9b:1::808:808", "2002:7f00:1::", "2002:a00:1::1"),
         ],
     )
     async def test_a_name_that_leads_to_an_address_that_is_not_public_is_refused(self, address: str) -> None:
@@ -315,6 +357,39 @@ class TestWhereItMayGo:
         assert await world.refusal(f"{there.url}/") == "BAD_URL"
 
 
+class TestWhereClientsMaySendIt:
+    """A URL that a client named goes by a list of its own; what protocols may call is none of its business."""
+
+    def world(self, job_hosts: tuple[str, ...] | None, resolve: Resolve, policy: CallPolicy = HERE) -> World:
+        return World(policy, resolve, callbacks=lambda: CallbackPolicy(job_hosts=job_hosts))
+
+    async def test_without_a_list_to_any_public_host_by_https(self, there: Peer) -> None:
+        world = self.world(None, answering())
+        assert (await world.failure("https://any.example.com/", from_client=True)).code == "NAME_NOT_RESOLVED"
+        assert await world.refusal("http://any.example.com/", from_client=True) == "BAD_URL"
+        assert await world.refusal(f"{there.url}/", from_client=True) == "BAD_URL"
+        assert await world.refusal("https://127.0.0.1/", from_client=True) == "PRIVATE_ADDRESS"
+        inside = self.world(None, answering("10.0.0.1"))
+        assert await inside.refusal("https://any.example.com/", from_client=True) == "PRIVATE_ADDRESS"
+        assert there.seen == []
+
+    async def test_with_a_list_to_nobody_else(self, there: Peer) -> None:
+        world = self.world(("*.example.com",), answering())
+        assert (await world.failure("http://a.example.com/", from_client=True)).code == "NAME_NOT_RESOLVED"
+        assert await world.refusal("https://b.example.net/", from_client=True) == "HOST_NOT_ALLOWED"
+        assert await world.refusal("https://127.0.0.1/", from_client=True) == "HOST_NOT_ALLOWED"
+
+    async def test_a_listed_host_may_be_private_if_calls_may_go_there(self, there: Peer) -> None:
+        hosts = (f"127.0.0.1:{there.port}",)
+        assert (await self.world(hosts, answering()).send(f"{there.url}/", from_client=True)).status == 200
+        strict = self.world(hosts, answering(), CallPolicy())
+        assert await strict.refusal(f"{there.url}/", from_client=True) == "PRIVATE_ADDRESS"
+
+    async def test_the_list_is_not_for_protocols(self, there: Peer) -> None:
+        world = self.world(("127.0.0.1",), answering(), replace(HERE, hosts=()))
+        assert await world.refusal(f"{there.url}/") == "HOST_NOT_ALLOWED"
+
+
 class TestWhatComesBack:
     @pytest.mark.parametrize("status", [200, 204, 404, 503])
     async def test_every_status_is_an_answer(self, there: Peer, status: int) -> None:
@@ -338,6 +413,59 @@ class TestWhatComesBack:
 
         there.answer = answer
         assert (await World().send(f"{there.url}/")).body == expected
+
+    @pytest.mark.parametrize(
+        ("charset", "body", "expected"),
+        [
+            ("latin-1", b"\xfc", "ü"),
+            ("utf-16", "ü".encode("utf-16") + b"\x00", "ü\ufffd"),
+            ("utf-16-le", b"\x00\xd8", "\ufffd"),
+            ("shift_jis", "日本".encode("shift_jis"), "日本"),
+            ("idna", b"xn--x", "xn--x"),
+            ("undefined", b"x", "x"),
+            ("unicode_escape", b"\\ud800", "\\ud800"),
+            ("raw_unicode_escape", b"\\ud800", "\\ud800"),
+            ("utf-7", b"+2AA-", "+2AA-"),
+            ("punycode", b"a-zz", "a-zz"),
+            ("rot13", b"abc", "abc"),
+            ("base64", b"YQ==", "YQ=="),
+            ("nobody-knows", b"x", "x"),
+            ("mbcs", b"\xff", "\ufffd"),
+        ],
+    )
+    async def test_text_is_read_by_its_charset_if_that_is_one(
+        self, there: Peer, charset: str, body: bytes, expected: str
+    ) -> None:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return web.Response(body=body, headers={"Content-Type": f"text/plain; charset={charset}"})
+
+        there.answer = answer
+        assert (await World().send(f"{there.url}/")).body == expected
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"200 OK\r\nX-Foo: a\xffb\r\nContent-Type: ;;;===\xff",
+            b"200 OK\r\nX-F: \xed\xa0\x80\r\nRetry-After: \xff",
+            b"429 X\r\nRetry-After: Mon, 01 Jan 0001 00:00:00 +2359",
+            b"429 X\r\nRetry-After: 99999 99 99 99 99",
+            b'200 OK\r\nContent-Type: text/plain; charset="a\x00b"',
+            b"999 Foo",
+            b"200 OK\r\nContent-Type: application/json; charset=undefined",
+        ],
+    )
+    async def test_whatever_it_is_it_is_an_answer_that_can_be_kept_or_a_failure(self, head: bytes) -> None:
+        async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 " + head + b'\r\nContent-Length: 8\r\n\r\n"\\ud800"')
+            writer.close()
+
+        server = await asyncio.start_server(babble, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with suppress(CallFailed):
+            answer = await World().send(f"http://127.0.0.1:{port}/", method="GET")
+            assert json.dumps([answer.headers, answer.body], ensure_ascii=False).encode()
+        server.close()
 
     async def test_few_headers_are_kept_and_cookies_never(self, there: Peer) -> None:
         many = {f"X-{number:03}": "v" * 5000 for number in range(3)}
@@ -453,14 +581,14 @@ class TestGates:
         ("status", "header", "wait_ms"),
         [
             (503, "2", 2_000),
-            (429, "99999999999999999999", HOUR),
-            (429, "7200", HOUR),
+            (429, "99999999999999999999", DAY),
+            (429, "7200", 2 * HOUR),
             (429, "0", None),
             (429, "-5", None),
             (429, "soon", None),
             (429, "", None),
             (429, "١٢", None),
-            (429, "Fri, 31 Dec 9999 23:59:59 GMT", HOUR),
+            (429, "Fri, 31 Dec 9999 23:59:59 GMT", DAY),
             (429, "Wed, 21 Oct 2015 07:28:00 GMT", None),
         ],
     )
@@ -469,7 +597,8 @@ class TestGates:
         there.answer = always(status, None, Retry_After=header)
         assert (await world.send(f"{there.url}/")).retry_after_ms == wait_ms
         admitted = world.admit(f"{there.url}/")
-        assert isinstance(admitted, Slot) if wait_ms is None else admitted == Closed(world.clock.now() + wait_ms)
+        opens_at = world.clock.now() + min(wait_ms or 0, HOUR)  # the others ask again sooner
+        assert isinstance(admitted, Slot) if wait_ms is None else admitted == Closed(opens_at)
 
     async def test_a_retry_after_may_be_a_date(self, there: Peer) -> None:
         world = World()

@@ -148,6 +148,24 @@ def test_a_malformed_callback_url_is_refused_whatever_the_policy(url: str) -> No
     assert len(check_callback_urls(ClientCallbackUrls(ack=url, job=url), ("relay",))) == 2
 
 
+@pytest.mark.parametrize(
+    ("url", "job_hosts", "fine"),
+    [
+        ("https://any.example.com/x", None, True),
+        ("http://any.example.com/x", None, False),
+        ("https://any.example.com/x", (), False),
+        ("http://a.example.com/x", ("*.example.com",), True),
+        ("https://a.example.com:8443/x", ("*.example.com:8443",), True),
+        ("https://a.example.com/x", ("a.example.com:443",), True),
+        ("http://a.example.com/x", ("a.example.com:443",), False),
+        ("https://A.example.com?q=1", ("a.example.com",), True),
+        ("https://b.example.net/a.example.com", ("a.example.com",), False),
+    ],
+)
+def test_where_a_job_may_be_told_of(url: str, job_hosts: tuple[str, ...] | None, fine: bool) -> None:
+    assert (check_callback_urls(ClientCallbackUrls(job=url), (), job_hosts) == []) is fine
+
+
 def test_no_callback_urls_are_fine() -> None:
     assert check_callback_urls(None, ()) == []
     assert check_callback_urls(ClientCallbackUrls(), ()) == []

@@ -5,6 +5,7 @@ sent twice behind our back, and it is known whether a failed request can have re
 """
 
 import asyncio
+import codecs
 import re
 import socket
 import ssl
@@ -18,26 +19,30 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from msgspec import Struct
 
 from lucius.adapters.http import destination as destinations
-from lucius.adapters.http.destination import Destination, Resolve, resolve_by_system
+from lucius.adapters.http.destination import Destination, Resolve, Rules, resolve_by_system
 from lucius.adapters.http.gates import Gates, retry_after_ms
 from lucius.adapters.http.secrets import Filling, normal
 from lucius.adapters.http.signing import Keys, parse_keys, signed_headers
 from lucius.ports.calls import Answer, Closed, Outgoing, Slot
 from lucius.ports.clock import Clock
-from lucius.ports.config import CallPolicy
+from lucius.ports.config import CallbackPolicy, CallPolicy
 from lucius.ports.errors import CallError, CallFailed, CallRefused
 
 MAX_REQUEST_BYTES = 1024 * 1024
 MAX_RESPONSE_BYTES = 256 * 1024
 MAX_HEADERS, MAX_HEADER_LENGTH = 32, 1024
 SLOWED = frozenset({429, 503})
+RAISED = (aiohttp.ClientError, OSError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a peer can make the libraries raise: it is the end of this call alone."""
 
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}")
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _OURS = frozenset(
     {"accept-encoding", "connection", "content-length", "expect", "host", "te", "trailer", "transfer-encoding"}
     | {"upgrade", "webhook-id", "webhook-signature", "webhook-timestamp"}
 )
+_TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_CHARSET = re.compile(r"utf-8|utf-(16|32)(-[lb]e)?|ascii|iso8859-\d+|cp\d+|koi8-[ru]|gb\w+|big5|(shift|euc)_\w+")
 _KEPT = frozenset({"content-type", "date", "etag", "last-modified", "link", "location", "retry-after", "traceparent"})
 
 
@@ -45,13 +50,15 @@ class _Prepared(Struct, frozen=True):
     """A call with its secrets filled in. Never shown to anybody."""
 
     destination: Destination
+    rules: Rules
     headers: dict[str, str]
     body: bytes | None
 
 
 class _Progress:
-    """Whether the peer may have seen the request."""
+    """Where the request goes, and whether the peer may have seen it."""
 
+    host = ""
     sent = False
 
 
@@ -64,12 +71,14 @@ class HttpCaller:
         orchestrator_url: str,
         secrets: Mapping[str, str],
         webhook_secrets: Mapping[str, str],
+        callbacks: Callable[[], CallbackPolicy] = CallbackPolicy,
         resolve: Resolve = resolve_by_system,
         tls: ssl.SSLContext | None = None,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> None:
         """Raises ValueError for a webhook secret that can't be used, CallRefused for a URL of ours that is none."""
         self._policy = policy
+        self._callbacks = callbacks
         self._clock = clock
         self._ourselves = destinations.parse(orchestrator_url)
         self._secrets = secrets
@@ -97,32 +106,41 @@ class HttpCaller:
             raise
 
     async def _send(self, call: Outgoing, filling: Filling) -> Answer:
-        prepared, progress = self._prepare(call, filling), _Progress()
-        where = f"{call.method} {prepared.destination.host}"
+        progress = _Progress()
         try:
+            prepared = self._prepare(call, filling)
+            progress.host = prepared.destination.host
             async with asyncio.timeout(call.timeout_ms / 1000):
                 return await self._exchange(call.method, prepared, filling, progress)
+        except CallError:
+            raise
         except TimeoutError:
-            message = f"{where}: no complete answer within {call.timeout_ms} ms"
+            message = f"{call.method} {progress.host}: no complete answer within {call.timeout_ms} ms"
             raise CallFailed("TIMEOUT", message, sent=progress.sent) from None
-        except (aiohttp.ClientError, OSError, RecursionError) as error:
+        except RAISED as error:
             code, message = _explained(error)
-            raise CallFailed(code, f"{where}: {message}", sent=progress.sent) from None
+            raise CallFailed(code, f"{call.method} {progress.host}: {message}", sent=progress.sent) from None
 
     def _prepare(self, call: Outgoing, filling: Filling) -> _Prepared:
         destination = destinations.parse(filling.fill(call.url))
-        destinations.check(destination, self._policy(), self._ourselves)
+        rules = self._rules(call, destination)
+        destinations.check(destination, rules, self._ourselves)
         headers = _checked(filling.fill(call.headers))
         body, media_type = _encoded(filling.fill(call.body))
         if media_type is not None:
             headers.setdefault("content-type", media_type)
         headers["idempotency-key"] = call.idempotency_key
-        if call.traceparent is not None:
+        if call.traceparent is not None and _TRACE.fullmatch(call.traceparent):
             headers["traceparent"] = call.traceparent
         if call.sign_with is not None:
             keys = self._keys_of(call.sign_with)
             headers |= signed_headers(call.idempotency_key, self._clock.now(), body or b"", keys)
-        return _Prepared(destination, headers, body)
+        return _Prepared(destination, rules, headers, body)
+
+    def _rules(self, call: Outgoing, destination: Destination) -> Rules:
+        if call.from_client:
+            return destinations.rules_for_clients(destination, self._callbacks().job_hosts, self._policy())
+        return destinations.rules_for_protocols(self._policy())
 
     def _keys_of(self, name: str) -> Keys:
         keys = self._keys.get(normal(name))
@@ -132,8 +150,8 @@ class HttpCaller:
         return keys
 
     async def _exchange(self, method: str, prepared: _Prepared, filling: Filling, progress: _Progress) -> Answer:
-        destination, policy = prepared.destination, self._policy()
-        addresses = await destinations.addresses(destination, policy, self._ourselves, self._resolve)
+        destination = prepared.destination
+        addresses = await destinations.addresses(destination, prepared.rules, self._ourselves, self._resolve)
         async with (
             self._session(addresses, progress) as session,
             session.request(
@@ -175,7 +193,7 @@ class HttpCaller:
         raw = await self._read(response, destination)
         return Answer(
             status=response.status,
-            headers=filling.blank(_kept(response)),
+            headers=_kept(response, filling),
             body=filling.blank(_decoded(raw, response)),
             retry_after_ms=wait_ms,
         )
@@ -247,9 +265,16 @@ def _encoded(body: Any) -> tuple[bytes | None, str | None]:
     return encoded, media_type
 
 
-def _kept(response: aiohttp.ClientResponse) -> dict[str, str]:
-    names = [name for name in response.headers if name.lower() in _KEPT or name.lower().startswith("x-")]
-    return {name.lower(): response.headers[name][:MAX_HEADER_LENGTH] for name in names[:MAX_HEADERS]}
+def _kept(response: aiohttp.ClientResponse, filling: Filling) -> dict[str, str]:
+    """Blanked before they are cut: half a secret would not be found any more."""
+    found = [(_utf8(name).lower(), _utf8(value)) for name, value in response.headers.items()]
+    kept = [(name, value) for name, value in found if name in _KEPT or name.startswith("x-")][:MAX_HEADERS]
+    return {name: value[:MAX_HEADER_LENGTH] for name, value in filling.blank(dict(reversed(kept))).items()}
+
+
+def _utf8(text: str) -> str:
+    """Bytes that are no UTF-8 come from the library as surrogates, which nothing could keep."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _decoded(raw: bytes, response: aiohttp.ClientResponse) -> Any:
@@ -261,10 +286,16 @@ def _decoded(raw: bytes, response: aiohttp.ClientResponse) -> Any:
             return msgspec.json.decode(raw)
         except msgspec.MsgspecError:
             pass  # the status still says what became of the call
+    return raw.decode(_charset(response), errors="replace")
+
+
+def _charset(response: aiohttp.ClientResponse) -> str:
+    """What is not a way to write text is none for us: Python knows codecs that are slow, raise, or undo escapes."""
     try:
-        return raw.decode(response.charset or "utf-8", errors="replace")
-    except LookupError:
-        return raw.decode(errors="replace")
+        name = codecs.lookup(response.charset or "utf-8").name
+    except (LookupError, ValueError):
+        return "utf-8"
+    return name if _CHARSET.fullmatch(name) else "utf-8"
 
 
 def _explained(error: Exception) -> tuple[str, str]:

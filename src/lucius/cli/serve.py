@@ -116,6 +116,7 @@ def _say_ready(url: str, key: str, settings: Settings, with_services: bool) -> N
         ("docs", f"{url}/docs"),
         ("API key", key),
         ("ledger", settings.ledger_url),
+        ("webhooks", f"signed with {settings.webhook_secret_file or 'LUCIUS_WEBHOOK_SECRET_DEFAULT'}"),
         ("blobs", f"{settings.data_dir / 'blobs'} (blob://out/x is out/x in there)"),
         ("services", ", ".join(SERVICES) if with_services else "none (start them with `lucius service ocr`, …)"),
     )

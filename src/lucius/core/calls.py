@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from lucius.core.draft import Draft
@@ -55,4 +56,5 @@ def _rendered(
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else str(value)
+    """As JSON writes it: `true`, and lists and objects that can be read again."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -6,14 +6,15 @@ hosts go past them.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 import structlog
 
 from lucius.core.decision import Applied, Decision
 from lucius.core.inputs import HandedOver, Succeeded
-from lucius.core.model import Instant, OutboxRow
+from lucius.core.model import Instant, OutboxRow, Step
 from lucius.core.protocol import HTTP_SERVICE
-from lucius.engine.exchange import Exchange, Outcome
+from lucius.engine.exchange import Exchange, Outcome, failed_by
 from lucius.ports.calls import Caller, Closed, Slot
 from lucius.ports.clock import Clock
 from lucius.ports.errors import LedgerError
@@ -44,6 +45,7 @@ class CallRunner:
         clock: Clock,
         retry_interval: float,
         parallel: int = 64,
+        on_failure: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._ledger = ledger
         self._jobs = jobs
@@ -54,6 +56,7 @@ class CallRunner:
         self._clock = clock
         self._retry_interval = retry_interval
         self._parallel = parallel
+        self._on_failure = on_failure
         self._waiting: dict[str, deque[OutboxRow]] = {}
         self._aside: deque[tuple[Instant, OutboxRow]] = deque()
         self._running: set[asyncio.Task[None]] = set()
@@ -163,9 +166,18 @@ class CallRunner:
             return
         self._dispatcher.put_back([row])
         step = next(step for step in taken.steps if step.step_id == row.step_id)
-        outcome = await self._exchange.outcome(taken, step)
+        outcome = await self._outcome(taken, step)
         log.info("call made", job_id=row.job_id, step_id=row.step_id, attempt_no=row.attempt_no, **_told(outcome))
         await self._report(row, outcome, step.attempt.lease_expires_at or 0)
+
+    async def _outcome(self, taken: Decision, step: Step) -> Outcome:
+        """Always one: an attempt that was picked up and never heard of again would wait for its lease to run out."""
+        try:
+            return await self._exchange.outcome(taken, step)
+        except Exception as error:
+            self._on_failure("calls")
+            log.exception("a call failed unexpectedly", job_id=step.job_id, step_id=step.step_id)
+            return failed_by(step, error)
 
     async def _take(self, row: OutboxRow) -> Decision | None:
         taken = HandedOver(row.step_id, row.attempt_no, row.lease_id, picked_up=True)

@@ -49,4 +49,4 @@ class EmbeddedEngine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        await self._calls.stop()
+        await asyncio.gather(self._calls.stop(), self._notices.stop())

@@ -1,15 +1,22 @@
-"""Tells clients that asked for it when their jobs have ended."""
+"""Tells clients that asked for it when their jobs have ended.
+
+A receiver that is slow or has its fill keeps its notices waiting here, and those of other hosts go past them.
+"""
 
 import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
 
 import structlog
+from msgspec import Struct
 
+from lucius.core.decision import JobView
 from lucius.core.inputs import NoticeTold
 from lucius.core.model import ErrorInfo, OutboxRow
 from lucius.core.protocol import WEBHOOK_SERVICE
-from lucius.ports.calls import Answer, Caller, Closed, Outgoing
+from lucius.ports.calls import Answer, Caller, Closed, Outgoing, Slot
 from lucius.ports.clock import Clock
-from lucius.ports.errors import CallFailed, CallRefused
+from lucius.ports.errors import CallFailed, CallRefused, LedgerError
 from lucius.ports.ledger import Ledger, PendingQuery
 from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
@@ -19,12 +26,28 @@ log = structlog.get_logger(__name__)
 
 BATCH = 50
 TIMEOUT_MS = 15_000
+GRACE = 10.0
+FIRST_BACKOFF, MAX_BACKOFF = 0.1, 5.0
 SECRET = "default"
+
+
+class _Due(Struct, frozen=True):
+    row: OutboxRow
+    url: str
 
 
 class NoticeRunner:
     def __init__(
-        self, *, ledger: Ledger, jobs: Jobs, caller: Caller, hub: Hub, clock: Clock, interval: float, signs: bool
+        self,
+        *,
+        ledger: Ledger,
+        jobs: Jobs,
+        caller: Caller,
+        hub: Hub,
+        clock: Clock,
+        interval: float,
+        on_failure: Callable[[str], None],
+        parallel: int = 256,
     ) -> None:
         self._ledger = ledger
         self._jobs = jobs
@@ -32,59 +55,147 @@ class NoticeRunner:
         self._hub = hub
         self._clock = clock
         self._interval = interval
-        self._sign_with = SECRET if signs else None
+        self._on_failure = on_failure
+        self._parallel = parallel
+        self._held: set[str] = set()  # rows that wait or run here: none is taken twice
+        self._waiting: dict[str, deque[_Due]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        self._stopping = False
 
     async def turn(self) -> None:
-        """Send what is due, then wait for more."""
+        """Start every notice that may start, then wait for more."""
         seen = self._hub.arrivals(WEBHOOK_SERVICE)
-        if await self.send_due() < BATCH:
+        if not await self.start_due():
             await self._hub.wait_for_row(WEBHOOK_SERVICE, self._interval, seen)
         if self._hub.closed:
             await asyncio.sleep(self._interval)
 
-    async def send_due(self) -> int:
-        """How many notices had an outcome."""
-        rows = await self._ledger.pending(PendingQuery(limit=BATCH, now=self._clock.now(), service=WEBHOOK_SERVICE))
-        return sum(await asyncio.gather(*(self._send(row) for row in rows)))
+    async def stop(self, grace: float = GRACE) -> None:
+        """Let running notices end, for a while. One that is cut off is sent again by whoever starts next."""
+        self._stopping = True
+        if self._running:
+            await asyncio.wait(self._running, timeout=grace)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _send(self, row: OutboxRow) -> bool:
-        view = await self._ledger.load(row.job_id)
-        if view is None:
-            return False
-        if view.job.output_step_id:
-            view = await self._ledger.load(row.job_id, (view.job.output_step_id,)) or view
-        url, run_no = view.job.command.callback_urls["job"], int(row.lease_id)
-        slot = self._caller.admit(self._caller.host(url))
-        if isinstance(slot, Closed):
-            return False
+    async def start_due(self) -> bool:
+        """Whether there is more to look at right away."""
+        query = PendingQuery(limit=BATCH + len(self._held), now=self._clock.now(), service=WEBHOOK_SERVICE)
+        rows = [row for row in await self._ledger.pending(query) if row.outbox_id not in self._held][:BATCH]
+        for row in rows:
+            await self._enqueue(row)
+        self._start_waiting()
+        return len(rows) == BATCH
+
+    async def _enqueue(self, row: OutboxRow) -> None:
+        """One row that can't be read must not keep the others waiting."""
+        self._held.add(row.outbox_id)
+        try:
+            view = await self._ledger.load(row.job_id)
+        except LedgerError:
+            self._start(self._set_aside(row), row)
+            return
+        url = view.job.command.callback_urls.get("job", "") if view else ""
+        self._waiting.setdefault(self._caller.host(url), deque()).append(_Due(row, url))
+
+    def _start_waiting(self) -> None:
+        """From every host in turn, as many as it may have now."""
+        for host in list(self._waiting):
+            queue = self._waiting.pop(host)
+            while queue and len(self._running) < self._parallel:
+                admitted = self._caller.admit(host)
+                if isinstance(admitted, Closed) and admitted.until is None:
+                    break
+                due = queue.popleft()
+                self._start(self._run(due, admitted), due.row)
+            if queue:  # behind the others the next time, should there be more of them than may run
+                self._waiting[host] = queue
+
+    def _start(self, work: Coroutine[None, None, None], row: OutboxRow) -> None:
+        task = asyncio.create_task(work, name=f"lucius-notice-{row.outbox_id}")
+        self._running.add(task)
+        task.add_done_callback(lambda done: self._ended(done, row))
+
+    def _ended(self, done: asyncio.Task[None], row: OutboxRow) -> None:
+        """Its place goes to the next one at once."""
+        self._running.discard(done)
+        self._held.discard(row.outbox_id)
+        if not self._stopping:
+            self._start_waiting()
+
+    async def _run(self, due: _Due, admitted: Slot | Closed) -> None:
+        """What goes wrong with one notice is that one's alone."""
+        try:
+            if isinstance(admitted, Closed):
+                told = NoticeTold(row=due.row, put_off_until=admitted.until)
+            else:
+                told = await self._told(due, admitted)
+            await self._record(told)
+        except Exception:
+            log.exception("what became of a job notice could not be recorded", job_id=due.row.job_id)
+            await self._set_aside(due.row)
+
+    async def _set_aside(self, row: OutboxRow) -> None:
+        """Not to be looked at again at once: nothing would have changed."""
+        self._on_failure("notices")
+        log.warning("a job notice is set aside", job_id=row.job_id)
+        await asyncio.sleep(self._interval)
+
+    async def _told(self, due: _Due, slot: Slot) -> NoticeTold:
+        row = due.row
+        try:
+            return await self._sent(row, due.url)
+        except CallRefused as refused:
+            log.warning("a job notice is refused by policy", job_id=row.job_id, reason=str(refused))
+            return NoticeTold(row=row, error=ErrorInfo("CALL_REFUSED", str(refused)), final=True)
+        except CallFailed as failed:
+            return NoticeTold(row=row, error=ErrorInfo("CALL_FAILED", str(failed)))
+        except Exception as error:
+            self._on_failure("notices")
+            log.exception("a job notice failed unexpectedly", job_id=row.job_id)
+            return NoticeTold(row=row, error=ErrorInfo("CALL_FAILED", f"the call failed ({type(error).__name__})"))
+        finally:
+            slot.release()
+
+    async def _sent(self, row: OutboxRow, url: str) -> NoticeTold:
+        """Raises CallRefused or CallFailed."""
+        view, run_no = await self._view(row.job_id), int(row.lease_id)
         call = Outgoing(
             method="POST",
             url=url,
             body=notice_body(view, run_no),
             timeout_ms=TIMEOUT_MS,
             idempotency_key=notice_id(row.job_id, run_no),
-            sign_with=self._sign_with,
+            from_client=True,
+            sign_with=SECRET,
             traceparent=view.job.command.traceparent,
         )
-        try:
-            told = await self._outcome(row, call)
-        finally:
-            slot.release()
-        await self._jobs.apply(row.job_id, (told,))
-        return True
+        return _by_status(row, await self._caller.send(call))
 
-    async def _outcome(self, row: OutboxRow, call: Outgoing) -> NoticeTold:
-        try:
-            answer = await self._caller.send(call)
-        except CallRefused as refused:
-            log.warning("a job notice is refused by policy", job_id=row.job_id, reason=str(refused))
-            return NoticeTold(row=row, error=ErrorInfo("CALL_REFUSED", str(refused)), final=True)
-        except CallFailed as failed:
-            return NoticeTold(row=row, error=ErrorInfo("CALL_FAILED", str(failed)))
-        return _told(row, answer)
+    async def _view(self, job_id: str) -> JobView:
+        """The job, and the step whose result is its output."""
+        view = await self._ledger.load(job_id)
+        if view is not None and view.job.output_step_id:
+            view = await self._ledger.load(job_id, (view.job.output_step_id,))
+        assert view is not None, "a job that has a row is there"
+        return view
+
+    async def _record(self, told: NoticeTold) -> None:
+        """A notice can't be unsent, so a ledger in trouble is asked until it has taken this: nobody is told twice."""
+        backoff = FIRST_BACKOFF
+        while True:
+            try:
+                await self._jobs.apply(told.row.job_id, (told,))
+            except LedgerError as error:
+                log.warning("could not record a notice, will try again", job_id=told.row.job_id, reason=str(error))
+                await asyncio.sleep(backoff)
+                backoff = min(backoff * 2, MAX_BACKOFF)
+            else:
+                return
 
 
-def _told(row: OutboxRow, answer: Answer) -> NoticeTold:
+def _by_status(row: OutboxRow, answer: Answer) -> NoticeTold:
     if 200 <= answer.status < 300:
         return NoticeTold(row=row)
     error = ErrorInfo(f"HTTP_{answer.status}", "the receiver did not take the notice")

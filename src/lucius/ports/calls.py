@@ -16,6 +16,7 @@ class Outgoing(Struct, frozen=True, kw_only=True):
 
     With `fills_secrets`, `${secrets.NAME}` in the strings stands for a secret and `$${` for a plain `${`: only for what
     was rendered from a protocol, so that nobody's data can pass for the name of a secret.
+    With `from_client`, the URL is one that a client named, and goes by the rules for those.
     """
 
     method: str
@@ -25,6 +26,7 @@ class Outgoing(Struct, frozen=True, kw_only=True):
     timeout_ms: Millis
     idempotency_key: str
     fills_secrets: bool = False
+    from_client: bool = False
     sign_with: str | None = None
     traceparent: str | None = None
 

@@ -38,9 +38,13 @@ class RefPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CallbackPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hosts that a client may name in `callback_urls.ack` and `.result`, and so hand our tokens to."""
+    """Hosts that a client may name in `callback_urls.ack` and `.result`, and so hand our tokens to.
+
+    `job_hosts` are those for `callback_urls.job`. None means any, by https and with public addresses.
+    """
 
     hosts: tuple[Name, ...] = ()
+    job_hosts: tuple[Name, ...] | None = None
 
 
 class CallPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -81,7 +81,8 @@ class Ingress:
         config = self._config.current()
         if faults := check_refs(envelope.input_ref, envelope.output_ref, config.refs):
             raise Rejected(RejectCode.FORBIDDEN_REF, f"{faults[0].pointer}: {faults[0].message}", faults)
-        if faults := check_callback_urls(envelope.callback_urls, config.callbacks.hosts):
+        callbacks = config.callbacks
+        if faults := check_callback_urls(envelope.callback_urls, callbacks.hosts, callbacks.job_hosts):
             raise Rejected(RejectCode.CALLBACK_URL_FORBIDDEN, f"{faults[0].pointer}: {faults[0].message}", faults)
 
     def _command(

@@ -54,15 +54,20 @@ def check_ref(pointer: str, ref: str, policy: RefPolicy) -> list[Fault]:
     return [Fault(pointer, message) for message in found if message is not None]
 
 
-def check_callback_urls(urls: ClientCallbackUrls | None, allowed_hosts: Collection[str]) -> list[Fault]:
-    """`ack` and `result` would carry our tokens elsewhere, so their hosts must be allowed; `job` carries none."""
+def check_callback_urls(
+    urls: ClientCallbackUrls | None, allowed_hosts: Collection[str], job_hosts: Collection[str] | None = None
+) -> list[Fault]:
+    """`ack` and `result` would carry our tokens elsewhere, so their hosts must be allowed; `job` carries none.
+
+    But the engine itself goes there: without a list to any host, by https; with one only to those on it.
+    """
     if urls is None:
         return []
     faults = []
     for name, url in (("ack", urls.ack), ("result", urls.result), ("job", urls.job)):
         if url is None:
             continue
-        message = _callback(url, None if name == "job" else allowed_hosts)
+        message = _job_callback(url, job_hosts) if name == "job" else _callback(url, allowed_hosts)
         if message is not None:
             faults.append(Fault(f"/callback_urls/{name}", message))
     return faults
@@ -82,6 +87,21 @@ def _callback(url: str, allowed_hosts: Collection[str] | None) -> str | None:
     if allowed_hosts is not None and not host_allowed(host[1].lower(), allowed_hosts):
         return f"callbacks to the host {host[1]} are not allowed by the policy"
     return None
+
+
+def _job_callback(url: str, hosts: Collection[str] | None) -> str | None:
+    if message := _callback(url, None):
+        return message
+    scheme, _, rest = url.lower().partition("://")
+    authority = re.split(r"[/?#]", rest)[0]
+    found = _HOST.fullmatch(authority)
+    host, port = (found[1], found[2]) if found else ("", None)
+    if hosts is None:
+        return None if scheme == "https" else "must be an https URL"
+    port = port or ("443" if scheme == "https" else "80")
+    if host_allowed(host, hosts) or host_allowed(f"{host}:{port}", hosts):
+        return None
+    return f"callbacks to the host {host} are not allowed by the policy"
 
 
 def host_allowed(host: str, allowed: Collection[str]) -> bool:

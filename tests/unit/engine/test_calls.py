@@ -11,6 +11,7 @@ from aiohttp import web
 from standardwebhooks import Webhook
 
 from lucius.adapters.bus_memory import MemoryBus
+from lucius.adapters.http_caller import HttpCaller
 from lucius.core.decision import Decision
 from lucius.core.inputs import Cancel, HandedOver, Input, Pause, Resume, Retry
 from lucius.core.model import FailureClass, JobStatus, StepStatus
@@ -208,6 +209,37 @@ class TestACall:
         assert (job.status, job.error.code) == (JobStatus.FAILED_FINAL, code)
         assert (await engine.step("call")).attempt.attempt_no == 1
 
+    async def test_what_nobody_foresaw_is_a_failed_attempt_and_stops_no_other(
+        self, there: Peer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        counted: list[str] = []
+        engine, send = Engine(on_failure=counted.append), HttpCaller.send
+
+        async def breaking(caller: HttpCaller, outgoing: Outgoing) -> Answer:
+            if outgoing.url.endswith("/bad"):
+                raise KeyError("surprise")
+            return await send(caller, outgoing)
+
+        monkeypatch.setattr(HttpCaller, "send", breaking)
+        async with engine.running():
+            await engine.submit(call(f"{there.url}/bad"), job_id="bad")
+            await engine.submit(call(there.url), job_id="good")
+            step = await engine.until("call", "FAILED_RETRY", "bad")
+            assert (await engine.ended("good")).status is JobStatus.SUCCEEDED
+        assert step.last_error is not None
+        assert (step.last_error.code, step.last_error.message) == ("CALL_FAILED", "the call failed (KeyError)")
+        assert (step.attempt.failure_class, counted) == ("TRANSIENT", ["calls"])
+
+    async def test_headers_are_written_as_json_would(self, there: Peer) -> None:
+        engine = Engine()
+        wanted = {f"X-{name}": f"${{input.{name}}}" for name in ("flag", "list", "map", "text", "none")}
+        payload = {"flag": True, "list": [1, "a"], "map": {"k": False}, "text": "True", "none": None}
+        async with engine.running():
+            await engine.submit(call(there.url, headers=wanted), payload=payload)
+            assert (await engine.ended()).status is JobStatus.SUCCEEDED
+        sent = {name: there.seen[0].headers[name.lower()] for name in wanted}
+        assert list(sent.values()) == ["true", '[1,"a"]', '{"k":false}', "True", "null"]
+
     async def test_another_attempt_sends_the_same_request_with_the_same_key(self, there: Peer) -> None:
         engine = Engine()
         there.answer = in_turn(always(503), ok)
@@ -266,6 +298,14 @@ class TestHosts:
             assert (await engine.step("call", "second")).attempt.attempt_no == 1
             await engine.sweeper.sweep()
             assert (await engine.ended("first")).status is JobStatus.SUCCEEDED
+
+    async def test_a_step_waits_as_long_as_it_was_asked_to(self, there: Peer) -> None:
+        engine = Engine()
+        there.answer = always(429, None, Retry_After="7200")
+        async with engine.running():
+            await engine.submit(call(there.url))
+            step = await engine.until("call", "FAILED_RETRY")
+        assert step.retry_at == engine.clock.now() + 7_200 * SECOND
 
     async def test_a_host_that_opens_is_called_at_once(self, there: Peer) -> None:
         engine = Engine(per_host=1, retry_interval=60, time_flows=True)
@@ -356,6 +396,16 @@ class TestGuard:
             assert (await engine.ended()).status is JobStatus.SUCCEEDED
         assert self.paths(there) == ["POST /pay", "GET /state/7"]
         assert (await engine.step("call")).result == "r-1"
+
+    async def test_its_question_does_not_pass_for_the_call(self, there: Peer) -> None:
+        engine = Engine()
+        self.answer(there, in_turn(always(504), ok), always(404, {}))
+        async with engine.running():
+            await engine.submit(self.spec(there), payload={"id": "7"})
+            await engine.tried_again("call")
+            await engine.ended()
+        paid, asked, again = (seen.headers["idempotency-key"] for seen in there.seen)
+        assert (again, asked) == (paid, f"{paid}-guard")
 
     @pytest.mark.parametrize("state", [always(200, {"paid": False}), always(404, {"code": "unknown"})])
     async def test_an_effect_that_was_not_made_is_made_now(self, there: Peer, state: Handler) -> None:

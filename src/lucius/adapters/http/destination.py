@@ -23,6 +23,14 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 _NAT64_LOCAL = IPv6Network("64:ff9b:1::/48")
 
 
+class Rules(Struct, frozen=True):
+    """For one call. Without `hosts`, every host will do."""
+
+    hosts: tuple[str, ...] | None
+    allow_http: bool
+    allow_private: bool
+
+
 class Destination(Struct, frozen=True):
     url: URL
     host: str
@@ -47,11 +55,22 @@ def parse(text: str) -> Destination:
     return Destination(url, host, port)
 
 
-def check(destination: Destination, policy: CallPolicy, ourselves: Destination) -> None:
+def rules_for_protocols(policy: CallPolicy) -> Rules:
+    return Rules(policy.hosts, policy.allow_http, policy.allow_private)
+
+
+def rules_for_clients(destination: Destination, job_hosts: tuple[str, ...] | None, policy: CallPolicy) -> Rules:
+    """What protocols may call is nothing that a client could name: only an entry of its own list opens more."""
+    if job_hosts is not None and listed(destination, job_hosts):
+        return Rules(job_hosts, allow_http=True, allow_private=policy.allow_private)
+    return Rules(job_hosts, allow_http=False, allow_private=False)
+
+
+def check(destination: Destination, rules: Rules, ourselves: Destination) -> None:
     """Raises CallRefused."""
-    if destination.url.scheme != "https" and not policy.allow_http:
+    if destination.url.scheme != "https" and not rules.allow_http:
         raise CallRefused("BAD_URL", f"calls to {destination.host} must use https")
-    if not listed(destination, policy.hosts):
+    if rules.hosts is not None and not listed(destination, rules.hosts):
         raise CallRefused("HOST_NOT_ALLOWED", f"the host {destination.authority} is not on the list of allowed hosts")
     if _is_ourselves(destination, ourselves):
         raise CallRefused("SELF_CALL", "a protocol must not call the orchestrator that runs it")
@@ -89,17 +108,15 @@ def _is_here(host: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-async def addresses(
-    destination: Destination, policy: CallPolicy, ourselves: Destination, resolve: Resolve
-) -> list[str]:
+async def addresses(destination: Destination, rules: Rules, ourselves: Destination, resolve: Resolve) -> list[str]:
     """The addresses to connect to, all of them checked. Raises CallRefused or CallFailed."""
     literal = _literal(destination.host)
     found = [str(literal)] if literal is not None else await _resolved(destination, resolve)
     for text in found:
-        address = _unwrapped(ip_address(text.partition("%")[0]))
-        if not policy.allow_private and not is_public(address):
+        address = ip_address(text.partition("%")[0])
+        if not rules.allow_private and not is_public(address):
             raise CallRefused("PRIVATE_ADDRESS", f"{destination.host} has an address that is not public")
-        if destination.port == ourselves.port and _is_here(str(address)) and _is_here(ourselves.host):
+        if destination.port == ourselves.port and _is_here(str(_unwrapped(address))) and _is_here(ourselves.host):
             raise CallRefused("SELF_CALL", "a protocol must not call the orchestrator that runs it")
     return found
 
@@ -123,6 +140,8 @@ def _literal(host: str) -> Address | None:
 
 def is_public(address: Address) -> bool:
     """Whether an address belongs to the public internet, and not to us, our network, or everybody at once."""
+    if address in _NAT64_LOCAL:  # where in it an IPv4 address stands, only that network knows
+        return False
     address = _unwrapped(address)
     special = address.is_multicast or address.is_reserved or address.is_link_local or address.is_unspecified
     return address.is_global and not special and not (address.version == 6 and address.is_site_local)

@@ -8,6 +8,7 @@ from lucius.core.model import Instant, Millis
 from lucius.ports.calls import Closed, Slot
 
 LONGEST_MS: Millis = 3_600_000
+DAY_MS: Millis = 86_400_000
 
 
 class Gates:
@@ -32,17 +33,18 @@ class Gates:
             del self._calls[host]
 
     def close(self, host: str, now: Instant, wait_ms: Millis) -> None:
+        """For an hour at most: whoever was told to wait for longer does, the others ask again."""
         self._closed = {other: until for other, until in self._closed.items() if until > now}
-        self._closed[host] = max(now + wait_ms, self._closed.get(host, 0))
+        self._closed[host] = max(now + min(wait_ms, LONGEST_MS), self._closed.get(host, 0))
 
 
 def retry_after_ms(header: str | None, now: Instant) -> Millis | None:
-    """Seconds or an HTTP date, an hour at most; None if it says nothing that can be used."""
+    """Seconds or an HTTP date, a day at most; None if it says nothing that can be used."""
     if header is None:
         return None
     text = header.strip()
     wait = int(text[:10]) * 1000 if text.isascii() and text.isdigit() else _until(text, now)
-    return min(wait, LONGEST_MS) if wait is not None and wait > 0 else None
+    return min(wait, DAY_MS) if wait is not None and wait > 0 else None
 
 
 def _until(text: str, now: Instant) -> Millis | None:

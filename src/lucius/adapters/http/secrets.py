@@ -3,12 +3,13 @@
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from lucius.ports.errors import CallRefused
 
 _PLACEHOLDER = re.compile(r"\$\$\{|\$\{\s*secrets\.([A-Za-z0-9_.-]+)\s*\}")
 _BLANK = "[secret]"
-_SHORTEST = 6  # blanking out anything shorter would tear words apart that have nothing to do with it
+_SHORTEST = 6  # anything shorter is blanked out as a word of its own only, or it would tear others apart
 
 
 def normal(name: str) -> str:
@@ -58,11 +59,24 @@ class Filling:
                 return {self._blanked(key): self.blank(item) for key, item in value.items()}
             case list():
                 return [self.blank(item) for item in value]
+            case int() | float() if not isinstance(value, bool):
+                return _BLANK if any(_is_number(secret, value) for secret in self._used) else value
             case _:
                 return value
 
     def _blanked(self, text: str) -> str:
-        for secret in sorted(self._used, key=len, reverse=True):
+        written = self._used | {quote(secret, safe="") for secret in self._used}
+        for secret in sorted(written, key=len, reverse=True):
             if len(secret) >= _SHORTEST:
                 text = text.replace(secret, _BLANK)
+            elif secret in text:
+                text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", _BLANK, text)
         return text
+
+
+def _is_number(secret: str, value: float) -> bool:
+    """Whether a peer that takes everything for a number if it can would have made this one of it."""
+    try:
+        return int(secret) == value if secret.isdecimal() else float(secret) == value
+    except ValueError:
+        return False
