@@ -20,7 +20,7 @@ from lucius.core.model import (
 from lucius.core.protocol import Approval, Place
 from lucius.core.steps import new_step
 from lucius.core.tools import ToolError
-from lucius.core.values import render, too_large
+from lucius.core.values import plain, render, too_large
 
 
 def begin(draft: Draft, place: Place, token: Token) -> None:
@@ -40,7 +40,7 @@ def begin(draft: Draft, place: Place, token: Token) -> None:
 
 def _prompt(draft: Draft, approval: Approval, step_id: str, items: tuple[int, ...]) -> Any:
     """Raises ToolError."""
-    prompt = render(draft, approval.prompt, step_id, items)
+    prompt = plain(render(draft, approval.prompt, step_id, items))
     if size := too_large(prompt):
         raise ToolError(f"the prompt has {size} bytes; name what is large instead of showing it")
     return prompt

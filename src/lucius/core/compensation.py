@@ -77,12 +77,12 @@ def hold(draft: Draft) -> None:
     draft.emit("JOB_HELD", by=ENGINE)
 
 
-def start(draft: Draft, by: str) -> None:
+def start(draft: Draft, by: str, reason: str = "") -> None:
     """Fence what still runs, then undo what was completed. Without handlers there is nothing to undo."""
     drop_what_is_ready(draft)
     todo = tuple(reversed(draft.job.compensable))
     draft.change_job(
-        compensation=Compensation(todo, draft.now, by, draft.job.failure),
+        compensation=Compensation(todo, draft.now, by, draft.job.failure, reason=reason),
         deadline=None,
         compensable=(),
         paused=None,
@@ -116,7 +116,7 @@ def resume(draft: Draft, by: str, reason: str, done: Step | None = None) -> None
     """Try the handler again that failed, or go on after it if it is done by now."""
     halted = draft.job.compensation
     assert halted is not None, "there is something to resume"
-    draft.change_job(compensation=replace(halted, failed=None, by=by), paused=None)
+    draft.change_job(compensation=replace(halted, failed=None, by=by, reason=reason), paused=None)
     draft.emit("COMPENSATION_RESUMED", by=by, reason=reason, steps=list(halted.todo))
     if done is not None:
         draft.ready.append(Token(flow.UNDONE, before=done.step_id))
@@ -182,7 +182,7 @@ def _finish(draft: Draft, under_way: Compensation) -> None:
     else:
         end_as_failed(draft)
     if under_way.by != ENGINE:
-        reviews.close_held(draft, ReviewStatus.RESOLVED, under_way.by, "", "compensate")
+        reviews.close_held(draft, ReviewStatus.RESOLVED, under_way.by, under_way.reason, "compensate")
 
 
 def end_as_failed(draft: Draft) -> None:

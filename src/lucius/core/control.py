@@ -369,7 +369,7 @@ def compensate(draft: Draft, asked: Compensate) -> Reply:
     else:
         draft.change_job(status=JobStatus.IN_PROGRESS if job.under_way else JobStatus.DISPATCHING, paused=None)
     draft.emit("COMPENSATION_REQUESTED", by=asked.by, reason=asked.reason)
-    compensation.start(draft, asked.by)
+    compensation.start(draft, asked.by, asked.reason)
     return Applied()
 
 

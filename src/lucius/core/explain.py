@@ -22,13 +22,19 @@ def explain(view: JobView, reason: BlockedReason, env: Env) -> str:
         return _paused(job)
     blocked = job.blocked
     step = view.steps.get(blocked.step_id) if blocked and blocked.step_id else None
-    sentence = _step_sentence(view, step, reason, env) if step else "accepted; waits for an engine to take it"
+    sentence = _step_sentence(view, step, reason, env) if step else _engine(job)
     if job.compensation is not None:
         sentence = f"undoing what was done, {len(job.compensation.todo)} to go: {sentence}"
     if job.status is JobStatus.CANCELLING:
         return f"being cancelled once this ends: {sentence}"
     others = len(job.active) - 1
     return f"{sentence} (and {others} more {'step' if others == 1 else 'steps'})" if others > 0 else sentence
+
+
+def _engine(job: Job) -> str:
+    if job.status is JobStatus.QUEUED:
+        return "accepted; waits for an engine to take it"
+    return "waits for nothing outside: the engine goes on with it at once"
 
 
 def _paused(job: Job) -> str:

@@ -331,6 +331,7 @@ class Compensation(Struct, frozen=True, omit_defaults=True):
     failed: str | None = None
     completed_at: Instant | None = None
     cleared: bool = False
+    reason: str = ""
 
 
 class Void(Struct, frozen=True, omit_defaults=True):

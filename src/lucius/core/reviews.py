@@ -15,6 +15,8 @@ from lucius.core.model import (
 )
 from lucius.core.protocol import spec_id
 
+NO_REASON = "no reason given"
+
 
 def signature(protocol_id: str, kind: ReviewKind, failure: Failure) -> str:
     """The same for failures with the same cause, whichever job, item or attempt they hit."""
@@ -101,6 +103,8 @@ def ask_about_stale(draft: Draft, step: Step, kept: Quarantined) -> None:
 
 
 def close(draft: Draft, item: ReviewItem, status: ReviewStatus, by: str, reason: str, act: str) -> None:
+    """An act on the job itself closes it too, and need not say why."""
+    reason = reason if reason.strip() else NO_REASON
     changed = replace(item, status=status, updated_at=draft.now, resolved_by=by, reason=reason, act=act)
     draft.put_review(changed)
     draft.emit("REVIEW_CLOSED", review_id=item.review_id, status=str(status), act=act, by=by, reason=reason)

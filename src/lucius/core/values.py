@@ -33,6 +33,19 @@ def render(draft: Draft, template: Any, spec_id: str, items: tuple[int, ...]) ->
     return tools.render(template, values(draft, tools.names_in(template), spec_id, items))
 
 
+def plain(rendered: Any) -> Any:
+    """For a person to read: every `$${`, which keeps text from passing for the name of a secret, is a `${` again."""
+    match rendered:
+        case str():
+            return rendered.replace("$${", "${")
+        case list():
+            return [plain(item) for item in rendered]
+        case dict():
+            return {plain(key): plain(item) for key, item in rendered.items()}
+        case _:
+            return rendered
+
+
 def values(draft: Draft, names: Iterable[str], spec_id: str, items: tuple[int, ...]) -> Mapping[str, Any]:
     """The values behind `names`, as seen from a step."""
     plan = draft.protocol.plan

@@ -213,6 +213,12 @@ class TestDeprecation:
         assert (await submit(api)).status == 202
         assert (await api.get(f"{V}/1")).ok()["successor"] == {"request_type": "UPPER", "version": 2}
 
+    @pytest.mark.parametrize("reason", ["", "  ", "\n"])
+    async def test_it_needs_a_reason(self, api: Api, reason: str) -> None:
+        asked = {"reason": reason}
+        problem = (await api.post(f"{V}/1:deprecate", asked)).problem(422, "INVALID_ENVELOPE")
+        assert problem["errors"][0]["pointer"] == "/reason"
+
     async def test_a_successor_that_is_deprecated_itself_passes_on(self, api: Api) -> None:
         for version in (1, 2, 3):
             await publish(api, version)

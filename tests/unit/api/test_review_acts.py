@@ -1,6 +1,7 @@
 """What can be done about a review item, and what each act leads to."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.unit.api.reviewing import (
     held_booking,
     item,
     items,
+    show,
     stale_ocr,
 )
 
@@ -285,6 +287,26 @@ class TestDiscard:
         (await act(api, (await item(api))["review_id"], "discard")).ok()
         job = await api.job(job_id)
         assert (job["status"], job["error"]["code"]) == ("FAILED_FINAL", "BROKEN")
+
+
+async def test_the_reason_for_undoing_is_on_the_item_once_it_is_done(serve: Serve) -> None:
+    api = await serve(BOOKED)
+    await held_booking(api)
+    review_id = (await item(api))["review_id"]
+    (await act(api, review_id, "compensate")).ok()
+    await do(api, "unhotel")
+    await do(api, "uncar")
+    shown = await show(api, review_id)
+    assert (shown["status"], shown["act"], shown["reason"]) == ("RESOLVED", "compensate", WHY["reason"])
+
+
+@pytest.mark.parametrize("body", [b"", {"reason": "  "}])
+async def test_an_item_that_an_act_on_its_job_closed_says_so_if_nobody_said_why(serve: Serve, body: Any) -> None:
+    api = await serve(CHAIN)
+    job_id = await failed_chain(api)
+    (await api.post(f"/v1/jobs/{job_id}:retry", body)).ok(202)
+    shown = await show(api, f"{job_id}~run1")
+    assert (shown["resolved_by"], shown["act"], shown["reason"]) == ("dev", "retry", "no reason given")
 
 
 @pytest.mark.parametrize("name", ["retry", "skip", "compensate", "adopt", "discard"])

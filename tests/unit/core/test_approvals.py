@@ -1,7 +1,9 @@
 """Approvals: who may, how many must, reject and timeout paths; a second vote, or one after the end, is refused."""
 
 import pytest
+from msgspec.structs import replace
 
+from lucius.adapters.expressions import CelTools
 from lucius.core.decision import Applied, Ignored
 from lucius.core.model import NEVER, AttemptOutcome, BlockedReason, JobStatus
 from tests.unit.core.acts import code_of
@@ -40,6 +42,13 @@ class TestAsking:
         shape = protocol(approval("ok", prompt="pay ${input.sum} EUR?"))
         story = Story(shape, payload={"sum": 7}).dispatched()
         assert story.steps["ok"].result == {"prompt": "pay 7 EUR?"}
+
+    def test_a_prompt_is_shown_without_the_escapes_of_templates(self) -> None:
+        shape = protocol(approval("ok", prompt="pay $${sum} for ${input.what}?"))
+        story = Story(shape, payload={"what": "${secrets.KEY}"})
+        story.env = replace(story.env, tools=CelTools())
+        story.dispatched()
+        assert story.steps["ok"].result == {"prompt": "pay ${sum} for ${secrets.KEY}?"}
 
 
 class TestVoting:

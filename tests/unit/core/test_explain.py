@@ -1,9 +1,10 @@
 """Why a job waits, as a person reads it: which step, which service, until when."""
 
 import pytest
+from msgspec.structs import replace
 
 from lucius.core.explain import clock_time, explain
-from lucius.core.model import BlockedReason, FailureClass
+from lucius.core.model import Blocked, BlockedReason, FailureClass
 from tests.unit.core.builders import MINUTE, SECOND, Story, three_steps
 from tests.unit.core.kind_situations import KIND_SITUATIONS
 from tests.unit.core.shapes import approval, pause_for, protocol, risky, task, undone_by, wait_for
@@ -19,6 +20,13 @@ def test_a_queued_job_waits_for_an_engine() -> None:
     story = Story()
     story.submit()
     assert sentence(story) == "accepted; waits for an engine to take it"
+
+
+def test_a_job_that_the_engine_will_go_on_with_waits_for_nobody() -> None:
+    story = Story().dispatched()
+    job = replace(story.job, active=(), blocked=Blocked(BlockedReason.ENGINE, story.now))
+    view = replace(story.view, job=job)
+    assert explain(view, BlockedReason.ENGINE, story.env).endswith("the engine goes on with it at once")
 
 
 def test_a_row_waits_for_its_service() -> None:
