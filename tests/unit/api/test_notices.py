@@ -73,7 +73,7 @@ async def test_a_notice_is_sent_again_until_it_is_taken_and_then_no_more(api: Ap
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "hooks.example.com"])
 async def test_a_host_that_is_not_on_the_list_is_refused_at_once(api: Api, there: Peer, host: str) -> None:
-    body = api.command(callback_urls={"job": there.url.replace("127.0.0.1", host)})
+    body = api.command(callback_urls={"job": f"https://{host}:{there.port}/"})
     (await api.post("/v1/commands", body)).problem(422, "CALLBACK_URL_FORBIDDEN")
 
 

@@ -3,13 +3,16 @@
 import asyncio
 import json
 import shlex
+from pathlib import Path
 from typing import cast
 
 import msgspec
+import pytest
 
-from lucius.cli.serve import try_it
+from lucius.cli.serve import _say_ready, try_it
 from lucius.cli.services import Slowed
 from lucius.contract import CommandEnvelope, Directive
+from lucius.settings import Settings
 from lucius.worker import Output, Places, PlatformService, Task
 
 
@@ -19,6 +22,14 @@ def test_the_curl_to_try_is_a_whole_command() -> None:
     assert "Authorization: Bearer dev-key" in words
     assert "Content-Type: application/json" in words
     msgspec.convert(json.loads(words[words.index("-d") + 1]), CommandEnvelope)
+
+
+def test_it_says_where_the_secret_of_webhooks_is(capsys: pytest.CaptureFixture[str]) -> None:
+    _say_ready("http://127.0.0.1:8080", "dev-key", Settings(data_dir=Path("/data")), with_services=False)
+    assert "signed with /data/webhook.secret" in capsys.readouterr().out
+    given = Settings(webhook_secrets={"DEFAULT": "whsec_x"})
+    _say_ready("http://127.0.0.1:8080", "dev-key", given, with_services=False)
+    assert "signed with LUCIUS_WEBHOOK_SECRET_DEFAULT" in capsys.readouterr().out
 
 
 class Quick(PlatformService):
