@@ -5,7 +5,7 @@ Fields are only ever added.
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from lucius.contract import BlockedOn, Error, Reason, StepInput, Timestamp
 
@@ -80,6 +80,8 @@ class ReviewEffect(Struct, frozen=True, kw_only=True):
     undoes: list[str] = field(default_factory=list)
     re_executes_total: int = 0
     keeps_total: int = 0
+    runs_total: int = 0
+    undoes_total: int = 0
 
 
 class ReviewOption(ReviewEffect, frozen=True, kw_only=True):
@@ -120,16 +122,18 @@ class ReviewGroupList(Struct, frozen=True, kw_only=True):
 
 
 class ReviewActRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`from_step` is for retry; `result`, of the step that is skipped, for skip. A dry run changes nothing."""
+    """`from_step` is for retry; `result`, of the step that is skipped, for skip, which must name it: it may be null.
+    A dry run changes nothing."""
 
     reason: Why
     from_step: StepName | None = None
-    result: Any = None
+    result: Any | UnsetType = UNSET
     dry_run: bool = False
 
 
 class ReviewBulkRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Items by their ids, or the newest open ones that fit at least one of `signature`, `kind` and `tenant_id`."""
+    """Items by their ids, or the newest open ones that fit what is said of `signature`, `kind` and `tenant_id`, and are
+    of a kind that takes the act. With `cursor`, those after the ones that an earlier answer was about."""
 
     act: Act
     reason: Why
@@ -140,7 +144,8 @@ class ReviewBulkRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tenant_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_BULK)] = 100
     from_step: StepName | None = None
-    result: Any = None
+    result: Any | UnsetType = UNSET
+    cursor: Annotated[str, Meta(max_length=256)] | None = None
 
 
 class ReviewOutcome(ReviewEffect, frozen=True, kw_only=True):
@@ -157,12 +162,14 @@ class ReviewOutcome(ReviewEffect, frozen=True, kw_only=True):
 
 
 class ReviewBulkAnswer(Struct, frozen=True, kw_only=True):
-    """In the order of the ids, or newest first. `more` open items fit and were left for another call."""
+    """In the order of the ids, or newest first. `more` open items fit and were left for another call: with
+    `next_cursor`, which gets past those that were refused."""
 
     results: list[ReviewOutcome]
     applied: int
     refused: int
     more: bool = False
+    next_cursor: str | None = None
 
 
 class ChainBreak(Struct, frozen=True):

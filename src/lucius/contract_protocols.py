@@ -103,9 +103,9 @@ class SuccessorRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeprecateRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """`reason` is told to those whose commands are refused."""
+    """`reason` is told to those whose commands are refused; blanks are none."""
 
-    reason: Annotated[str, Meta(max_length=1024, pattern=r"\S")]
+    reason: Annotated[str, Meta(min_length=1, max_length=1024)]
     successor: SuccessorRequest | None = None
 
 

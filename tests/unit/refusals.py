@@ -149,7 +149,7 @@ async def _(api: Api) -> Answer:
 async def _(api: Api) -> Answer:
     job_id = await booked(api, "AUTO")
     await do(api, "unbook")
-    return await api.post(f"/v1/review/{job_id}~run1:skip", WHY)
+    return await api.post(f"/v1/review/{job_id}~run1:skip", {**WHY, "result": None})
 
 
 @provokes(C.REVIEW_OPEN)

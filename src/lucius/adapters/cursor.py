@@ -2,20 +2,19 @@
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 
-_PREFIX = b"jobs:"
+
+def encode_cursor(position: int, of: str = "jobs") -> str:
+    return urlsafe_b64encode(f"{of}:{position}".encode()).decode().rstrip("=")
 
 
-def encode_cursor(position: int) -> str:
-    return urlsafe_b64encode(_PREFIX + str(position).encode()).decode().rstrip("=")
-
-
-def decode_cursor(cursor: str) -> int:
-    """Raises ValueError for anything that `encode_cursor` did not make."""
+def decode_cursor(cursor: str, of: str = "jobs") -> int:
+    """Raises ValueError for anything that `encode_cursor` did not make for the same list."""
+    prefix = f"{of}:".encode()
     try:
         raw = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
     except ValueError as error:
         raise ValueError("not a cursor of this list") from error
-    digits = raw.removeprefix(_PREFIX)
-    if not raw.startswith(_PREFIX) or not digits.isdigit() or len(digits) > 18:
+    digits = raw.removeprefix(prefix)
+    if not raw.startswith(prefix) or not digits.isdigit() or len(digits) > 18:
         raise ValueError("not a cursor of this list")
     return int(digits)

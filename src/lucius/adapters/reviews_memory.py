@@ -25,12 +25,13 @@ class MemoryReviews:
         return self._items.get(review_id)
 
     def page(self, where: ReviewFilter, limit: int, cursor: str | None) -> ReviewPage:
-        below = decode_cursor(cursor) if cursor is not None else len(self._places) + 1
+        below = decode_cursor(cursor, "reviews") if cursor is not None else len(self._places) + 1
         wanted = (item for item in self._newest_first(where) if self._places[item.review_id] < below)
         found = list(islice(wanted, limit + 1))
         more = len(found) > limit
         items = found[:limit]
-        return ReviewPage(items, encode_cursor(self._places[items[-1].review_id]) if more and items else None)
+        last = self._places[items[-1].review_id] if items else 0
+        return ReviewPage(items, encode_cursor(last, "reviews") if more and items else None)
 
     def groups(self, where: ReviewFilter, limit: int) -> list[ReviewGroup]:
         by_signature: dict[str, list[ReviewItem]] = {}
@@ -55,6 +56,7 @@ def _matches(item: ReviewItem, where: ReviewFilter) -> bool:
         (where.tenants is None or item.tenant_id in where.tenants)
         and (where.status is None or item.status is where.status)
         and (where.kind is None or item.kind is where.kind)
+        and (where.kinds is None or item.kind in where.kinds)
         and (where.signature is None or item.signature == where.signature)
         and (where.job_id is None or item.job_id == where.job_id)
     )

@@ -3,18 +3,18 @@
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
+from msgspec.structs import replace
 
 from lucius import contract_control as contract
 from lucius.api.openapi import answers, takes
 from lucius.api.problems import ledger_refusal
 from lucius.api.routes import Operator, Reader, Wired, body_of, ok, tenants_asked
-from lucius.contract import Fault
 from lucius.core.model import ReviewKind, ReviewStatus
 from lucius.ports.errors import LedgerError
 from lucius.ports.ledger import ReviewFilter
 from lucius.service.auth import Principal
-from lucius.service.errors import RejectCode, Rejected
-from lucius.service.reviews import Asked, Outcome
+from lucius.service.errors import Rejected
+from lucius.service.reviews import Asked, Outcome, invalid, kinds_for
 from lucius.wiring import Runtime
 
 router = APIRouter(tags=["review"])
@@ -122,30 +122,36 @@ async def discard_review(request: Request, review_id: str, who: Operator, runtim
 async def act_on_reviews(request: Request, who: Operator, runtime: Wired) -> Response:
     """The same act on many open items: by their ids, or by what they have in common. Each is answered on its own."""
     said = await body_of(request, contract.ReviewBulkRequest)
-    ids, more = await _selected(said, who, runtime)
+    ids, cursor = await _selected(said, who, runtime)
     asked = Asked(act=said.act, reason=said.reason, from_step=said.from_step, result=said.result, dry_run=said.dry_run)
     outcomes = await runtime.reviews.act_on_all(ids, asked, who)
     results = [_told(review_id, said.act, outcome) for review_id, outcome in zip(ids, outcomes, strict=True)]
     refused = sum(result.outcome == "REFUSED" for result in results)
     return ok(
         contract.ReviewBulkAnswer(
-            results=results, applied=0 if said.dry_run else len(results) - refused, refused=refused, more=more
+            results=results,
+            applied=0 if said.dry_run else len(results) - refused,
+            refused=refused,
+            more=cursor is not None,
+            next_cursor=cursor,
         )
     )
 
 
-async def _selected(said: contract.ReviewBulkRequest, who: Principal, runtime: Runtime) -> tuple[list[str], bool]:
-    """Which items are meant, and whether more would fit. Everything there is can't be meant by saying nothing."""
+async def _selected(said: contract.ReviewBulkRequest, who: Principal, runtime: Runtime) -> tuple[list[str], str | None]:
+    """Which items are meant, and where more that fit begin. Everything there is can't be meant by saying nothing."""
     named = [name for name in ("signature", "kind", "tenant_id") if getattr(said, name) is not None]
     if (said.ids is None) is not bool(named):
         pointer = f"/{named[0]}" if named else "/ids"
-        message = "say ids, or signature, kind or tenant_id; not both and not neither"
-        raise Rejected(RejectCode.INVALID_ENVELOPE, f"{pointer}: {message}", [Fault(pointer, message)])
+        raise invalid(pointer, "say ids, or signature, kind or tenant_id; not both and not neither")
     if said.ids is not None:
-        return list(dict.fromkeys(said.ids)), False
+        if said.cursor is not None:
+            raise invalid("/cursor", "is for what is selected by signature, kind or tenant_id")
+        return list(dict.fromkeys(said.ids)), None
     where = _where(who, "OPEN", said.kind, said.tenant_id, said.signature)
-    items, cursor = await runtime.reviews.page(who, where, said.limit, None)
-    return [item.review_id for item in items], cursor is not None
+    where = replace(where, kinds=kinds_for(said.act, where.kind))
+    items, cursor = await runtime.reviews.page(who, where, said.limit, said.cursor)
+    return [item.review_id for item in items], cursor
 
 
 def _told(review_id: str, act: str, outcome: Outcome) -> contract.ReviewOutcome:

@@ -231,7 +231,7 @@ async def _act_on_one(client: Client, review_id: str, wish: Wish) -> None:
 
 async def _act_on_many(client: Client, which: Selection, wish: Wish) -> None:
     """First what it would do; what is confirmed is then done to the very items that were shown."""
-    would = await _bulk(client, which.body(), wish, dry_run=True)
+    would = await _first_that_can(client, which.body(), wish)
     if wish.dry_run or not would.results:
         _show(would, wish)
         return
@@ -245,6 +245,18 @@ async def _act_on_many(client: Client, which: Selection, wish: Wish) -> None:
     _show(ReviewBulkAnswer(results=done.results, applied=done.applied, refused=done.refused, more=would.more), wish)
     if done.refused:
         raise Unsuccessful(f"{done.refused} of {render.plural(len(done.results), 'item')} refused")
+
+
+async def _first_that_can(client: Client, which: dict[str, Any], wish: Wish) -> ReviewBulkAnswer:
+    """Past pages of items that all refuse, unless it is for a limit, which the next ones would hit too."""
+    would = await _bulk(client, which, wish, dry_run=True)
+    while would.next_cursor is not None and all(_never_takes(outcome) for outcome in would.results):
+        would = await _bulk(client, {**which, "cursor": would.next_cursor}, wish, dry_run=True)
+    return would
+
+
+def _never_takes(outcome: ReviewOutcome) -> bool:
+    return outcome.outcome == "REFUSED" and not (outcome.code or "").endswith("_LIMIT")
 
 
 async def _bulk(client: Client, which: dict[str, Any], wish: Wish, *, dry_run: bool) -> ReviewBulkAnswer:
@@ -307,7 +319,7 @@ def skip_items(
     ctx: typer.Context,
     items: Ids = None,
     reason: Reason = "",
-    result: Annotated[str, typer.Option(help="The step's result instead: JSON or @FILE")] = "null",
+    result: Annotated[str, typer.Option(help="The step's result instead: JSON or @FILE; null for none")] = "",
     dry_run: DryRun = False,
     all_: All = False,
     signature: Signature = None,
@@ -320,10 +332,16 @@ def skip_items(
     api_key: ApiKey = None,
 ) -> None:
     """A new run in which the failed step counts as done, with a result that you supply."""
-    extra = {"result": guarded(lambda: read_json(result, "--result"))}
+    extra = {"result": guarded(lambda: _required(result))}
     which = Selection(ids=items or [], all_=all_, signature=signature, kind=kind, tenant=tenant, limit=limit)
     wish = Wish(act="skip", reason=reason, extra=extra, dry_run=dry_run, yes=yes, as_json=as_json)
     _perform(ctx, url, api_key, which, wish)
+
+
+def _required(result: str) -> Any:
+    if not result:
+        raise Misused("--result is needed: later steps may read it; say null for none")
+    return read_json(result, "--result")
 
 
 def _plain(act: str, help_: str) -> None:

@@ -115,12 +115,12 @@ def effect(effect: ReviewEffect, act: str) -> str:
     """Such as "runs again: read; then for the first time: file; keeps: scan"."""
     told = []
     if effect.undoes:
-        told.append(f"undoes, in this order: {_names(effect.undoes)}")
+        told.append(f"undoes, in this order: {_names(effect.undoes, effect.undoes_total)}")
     if effect.re_executes:
         told.append(f"runs again: {_names(effect.re_executes, effect.re_executes_total)}")
     if effect.runs:
         after = "then for the first time" if effect.re_executes else "runs"
-        told.append(f"{after}: {_names(effect.runs)}")
+        told.append(f"{after}: {_names(effect.runs, effect.runs_total)}")
     if effect.keeps:
         told.append(f"keeps: {_names(effect.keeps, effect.keeps_total)}")
     return "; ".join(told) or ("closes the item and runs nothing" if act == "discard" else "runs nothing")
@@ -147,7 +147,7 @@ def summary(outcomes: Sequence[ReviewOutcome], act: str) -> str:
     """What a bulk act comes to: how many items, and how many steps would run again."""
     good = [outcome for outcome in outcomes if outcome.outcome != "REFUSED"]
     steps = sum(outcome.re_executes_total for outcome in good)
-    undone = sum(len(outcome.undoes) for outcome in good)
+    undone = sum(max(outcome.undoes_total, len(outcome.undoes)) for outcome in good)
     told = [f"{act} {plural(len(good), 'item')}"]
     told += [f"{plural(steps, 'step')} would run again"] if steps else []
     told += [f"{plural(undone, 'step')} would be undone"] if undone else []

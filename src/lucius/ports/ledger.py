@@ -151,6 +151,7 @@ class ReviewFilter(Struct, frozen=True, kw_only=True):
     tenants: frozenset[str] | None = None
     status: ReviewStatus | None = ReviewStatus.OPEN
     kind: ReviewKind | None = None
+    kinds: frozenset[ReviewKind] | None = None
     signature: str | None = None
     job_id: str | None = None
 

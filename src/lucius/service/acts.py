@@ -1,5 +1,7 @@
 """Carrying out what a person asked for: applied, or refused with a code that says why."""
 
+from collections.abc import Mapping
+
 from lucius.contract import Fault
 from lucius.core.decision import Decision, JobView, Refused, Reply
 from lucius.core.inputs import Cap
@@ -40,6 +42,13 @@ async def carry_out(jobs: Jobs, job_id: str, inputs: Inputs, step_id: str | None
 def require_accepted(reply: Reply, job_id: str) -> None:
     if isinstance(reply, Refused):
         raise Rejected(RejectCode(reply.code), reply.message, job_id=job_id)
+
+
+def require_room(decision: Decision, counters: Mapping[str, int]) -> None:
+    """What its commit would check, given such counters. Raises Rejected."""
+    for cap in decision.caps:
+        if counters.get(cap.counter, 0) + decision.counters.get(cap.counter, 0) > cap.limit:
+            raise over_limit(LimitReached(cap.counter, cap.limit))
 
 
 def require_small(value: object, limit: int, pointer: str) -> None:

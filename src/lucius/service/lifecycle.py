@@ -34,6 +34,9 @@ def deprecated(
 ) -> ProtocolVersion:
     if version.status is not VersionStatus.PUBLISHED:
         raise _wrong_state(version, "deprecated")
+    if not (mark.reason or "").strip():
+        message = "say why: it is told to those whose commands are refused"
+        raise Rejected(RejectCode.INVALID_ENVELOPE, f"/reason: {message}", [Fault("/reason", message)])
     named = _successor(index, version, successor or SuccessorRequest())
     return replace(version, status=VersionStatus.DEPRECATED, deprecated=mark, successor=named)
 

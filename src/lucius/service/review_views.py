@@ -45,4 +45,6 @@ def effect_fields(effect: Effect) -> dict[str, Any]:
         "undoes": list(effect.undone[:MAX_SHOWN]),
         "re_executes_total": len(effect.again),
         "keeps_total": len(effect.kept),
+        "runs_total": len(effect.first),
+        "undoes_total": len(effect.undone),
     }

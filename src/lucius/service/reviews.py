@@ -1,10 +1,11 @@
 """The review queue: what people must look at, what they can do about it, and doing it."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from lucius.contract import Fault, StepInput
@@ -14,7 +15,7 @@ from lucius.core.inputs import Adopt, Compensate, Discard, Input, Retry, Skip
 from lucius.core.model import Quarantined, ReviewItem, ReviewKind, ReviewStatus
 from lucius.ports.errors import LedgerError
 from lucius.ports.ledger import Reader, ReviewFilter, ReviewReader
-from lucius.service.acts import MAX_SKIPPED_BYTES, Limits, carry_out, require_accepted, require_small
+from lucius.service.acts import MAX_SKIPPED_BYTES, Limits, carry_out, require_accepted, require_room, require_small
 from lucius.service.auth import Principal
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.jobs import Inputs, Jobs
@@ -37,7 +38,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     act: str
     reason: str
     from_step: str | None = None
-    result: Any = None
+    result: Any = UNSET
     dry_run: bool = False
 
 
@@ -89,16 +90,19 @@ class Reviews:
 
     async def _option(self, item: ReviewItem, act: str, who: Principal) -> ReviewOption:
         try:
-            _, effect = await self._weigh(item, Asked(act=act, reason=""), who)
+            _, effect = await self._weigh(item, Asked(act=act, reason="", result=None), who, Counter())
         except Rejected as refused:
             return ReviewOption(act=act, allowed=False, code=refused.code, message=refused.detail)
         return ReviewOption(act=act, allowed=True, **effect_fields(effect))
 
-    async def act(self, review_id: str, asked: Asked, who: Principal) -> ReviewOutcome:
+    async def act(
+        self, review_id: str, asked: Asked, who: Principal, planned: Counter[str] | None = None
+    ) -> ReviewOutcome:
+        """In a dry run `planned` is what acts before this one would add to the jobs in flight."""
         _check(asked)
         item = await self._find(review_id, who)
         if asked.dry_run:
-            decision, effect = await self._weigh(item, asked, who)
+            decision, effect = await self._weigh(item, asked, who, Counter() if planned is None else planned)
         else:
             before = await self._whole(item)
             decision = await carry_out(self._jobs, item.job_id, self._inputs(item.review_id, asked, who), item.step_id)
@@ -116,22 +120,31 @@ class Reviews:
     async def act_on_all(self, review_ids: Sequence[str], asked: Asked, who: Principal) -> list[Outcome]:
         """Each on its own, in order; one that is refused does not touch others."""
         _check(asked)
+        if asked.dry_run:
+            planned: Counter[str] = Counter()
+            return [await self._outcome(review_id, asked, who, planned) for review_id in review_ids]
         outcomes: list[Outcome] = []
         for i in range(0, len(review_ids), AT_ONCE):
             batch = review_ids[i : i + AT_ONCE]
             outcomes += await asyncio.gather(*(self._outcome(review_id, asked, who) for review_id in batch))
         return outcomes
 
-    async def _outcome(self, review_id: str, asked: Asked, who: Principal) -> Outcome:
+    async def _outcome(
+        self, review_id: str, asked: Asked, who: Principal, planned: Counter[str] | None = None
+    ) -> Outcome:
         try:
-            return await self.act(review_id, asked, who)
+            return await self.act(review_id, asked, who, planned)
         except (Rejected, LedgerError) as refusal:
             return refusal
 
-    async def _weigh(self, item: ReviewItem, asked: Asked, who: Principal) -> tuple[Decision, Effect]:
+    async def _weigh(
+        self, item: ReviewItem, asked: Asked, who: Principal, planned: Counter[str]
+    ) -> tuple[Decision, Effect]:
         before = await self._whole(item)
         decision = await self._jobs.weigh(item.job_id, self._inputs(item.review_id, asked, who), item.step_id)
         require_accepted(decision.reply, item.job_id)
+        require_room(decision, Counter(await self._reader.counters()) + planned)
+        planned.update(decision.counters)
         return decision, effect_of(before, decision, asked.from_step)
 
     async def _whole(self, item: ReviewItem) -> JobView:
@@ -201,10 +214,23 @@ def _seen_by(who: Principal, where: ReviewFilter) -> ReviewFilter:
 
 def _check(asked: Asked) -> None:
     for name, value, act in (("from_step", asked.from_step, "retry"), ("result", asked.result, "skip")):
-        if value is not None and asked.act != act:
-            fault = Fault(f"/{name}", f"is for {act}, not for {asked.act}")
-            raise Rejected(RejectCode.INVALID_ENVELOPE, f"{fault.pointer}: {fault.message}", [fault])
-    require_small(asked.result, MAX_SKIPPED_BYTES, "/result")
+        if value is not None and value is not UNSET and asked.act != act:
+            raise invalid(f"/{name}", f"is for {act}, not for {asked.act}")
+    if asked.act == "skip" and asked.result is UNSET:
+        raise invalid("/result", "say what the skipped step's result is; null if it has none")
+    require_small(None if asked.result is UNSET else asked.result, MAX_SKIPPED_BYTES, "/result")
+
+
+def kinds_for(act: str, kind: ReviewKind | None) -> frozenset[ReviewKind]:
+    """Raises Rejected for a kind that does not take the act."""
+    kinds = frozenset(other for other, acts in ACTS.items() if act in acts)
+    if kind is not None and kind not in kinds:
+        raise invalid("/kind", f"an item of kind {kind} takes {' or '.join(ACTS[kind])}, not {act}")
+    return kinds
+
+
+def invalid(pointer: str, message: str) -> Rejected:
+    return Rejected(RejectCode.INVALID_ENVELOPE, f"{pointer}: {message}", [Fault(pointer, message)])
 
 
 def _not_applicable(item: ReviewItem, why: str) -> Rejected:

@@ -215,6 +215,7 @@ class TestDeprecation:
 
     @pytest.mark.parametrize("reason", ["", "  ", "\n"])
     async def test_it_needs_a_reason(self, api: Api, reason: str) -> None:
+        await publish(api, 1)
         asked = {"reason": reason}
         problem = (await api.post(f"{V}/1:deprecate", asked)).problem(422, "INVALID_ENVELOPE")
         assert problem["errors"][0]["pointer"] == "/reason"

@@ -208,9 +208,58 @@ class TestBulk:
             ("REFUSED", "TENANT_LIMIT"),
         ]
 
+    async def test_a_dry_run_counts_what_it_would_itself_add(self, serve: Serve) -> None:
+        api = await serve(CHAIN, config={"limits": {"tenant_max_inflight": 3}})
+        for n in range(3):
+            await failed_chain(api, idempotency_key=str(n))
+        await api.submit(request_type="CHAIN", idempotency_key="live")
+        asked = {"act": "retry", **WHY, "kind": "JOB_FAILED"}
+        would = (await api.post("/v1/review:act", {**asked, "dry_run": True})).ok()
+        assert [(r["outcome"], r["code"]) for r in would["results"]] == [
+            ("WOULD", None),
+            ("WOULD", None),
+            ("REFUSED", "TENANT_LIMIT"),
+        ]
+        done = (await api.post("/v1/review:act", asked)).ok()
+        assert done["applied"] == 2
+        left = (await item(api))["review_id"]
+        assert [entry["code"] for entry in (await show(api, left))["acts"]][:2] == ["TENANT_LIMIT", "TENANT_LIMIT"]
+        (await act(api, left, "retry", dry_run=True)).problem(429, "TENANT_LIMIT")
+
+    async def test_a_cursor_gets_past_those_that_were_refused(self, serve: Serve) -> None:
+        api = await serve(CHAIN)
+        for n in range(2):
+            await failed_chain(api, idempotency_key=str(n))
+        asked = {"act": "compensate", **WHY, "kind": "JOB_FAILED", "limit": 1}
+        first = (await api.post("/v1/review:act", asked)).ok()
+        assert (first["refused"], first["more"]) == (1, True)
+        second = (await api.post("/v1/review:act", {**asked, "cursor": first["next_cursor"]})).ok()
+        assert (second["refused"], second["more"], second["next_cursor"]) == (1, False, None)
+        assert first["results"][0]["review_id"] != second["results"][0]["review_id"]
+
+    async def test_only_items_of_a_kind_that_takes_the_act_are_meant(self, api: Api) -> None:
+        await stale_ocr(api, ended=True)
+        assert {entry["kind"] for entry in await items(api)} == {"STALE_RESULT", "JOB_FAILED"}
+        asked = {**WHY, "tenant_id": "acme", "dry_run": True}
+        adopted = (await api.post("/v1/review:act", {"act": "adopt", **asked})).ok()
+        retried = (await api.post("/v1/review:act", {"act": "retry", **asked})).ok()
+        assert [(len(answer["results"]), answer["refused"]) for answer in (adopted, retried)] == [(1, 0), (1, 0)]
+
+    async def test_a_cursor_is_good_for_its_own_list_only(self, serve: Serve) -> None:
+        api = await serve(CHAIN)
+        for n in range(2):
+            await failed_chain(api, idempotency_key=str(n))
+        jobs = (await api.get("/v1/jobs?limit=1")).ok()["next_cursor"]
+        reviews = (await api.get("/v1/review?limit=1")).ok()["next_cursor"]
+        (await api.get(f"/v1/review?cursor={jobs}")).problem(422, "INVALID_CURSOR")
+        (await api.get(f"/v1/jobs?cursor={reviews}")).problem(422, "INVALID_CURSOR")
+
     @pytest.mark.parametrize(
         ("said", "pointer"),
         [
+            ({"act": "skip", "ids": ["a"]}, "/result"),
+            ({"act": "retry", "ids": ["a"], "cursor": "x"}, "/cursor"),
+            ({"act": "retry", "kind": "STALE_RESULT"}, "/kind"),
             ({"act": "retry"}, "/ids"),
             ({"act": "retry", "ids": ["a"], "kind": "POISON"}, "/kind"),
             ({"act": "explode", "ids": ["a"]}, "/act"),

@@ -289,6 +289,15 @@ class TestDiscard:
         assert (job["status"], job["error"]["code"]) == ("FAILED_FINAL", "BROKEN")
 
 
+async def test_a_skipped_step_s_result_must_be_said_be_it_null(serve: Serve) -> None:
+    api = await serve(CHAIN)
+    review_id = f"{await failed_chain(api)}~run1"
+    problem = (await act(api, review_id, "skip")).problem(422, "INVALID_ENVELOPE")
+    assert problem["errors"][0]["pointer"] == "/result"
+    would = (await act(api, review_id, "skip", result=None, dry_run=True)).ok()
+    assert (would["outcome"], would["runs_total"], would["undoes_total"]) == ("WOULD", 1, 0)
+
+
 async def test_the_reason_for_undoing_is_on_the_item_once_it_is_done(serve: Serve) -> None:
     api = await serve(BOOKED)
     await held_booking(api)

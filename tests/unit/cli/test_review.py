@@ -227,3 +227,33 @@ class TestMany:
 
 def _typing(stub: Stub, answer: str, *said: str) -> Result:
     return CliRunner().invoke(app, ["--url", stub.url, "--api-key", "k", *said], input=answer)
+
+
+class TestPages:
+    @staticmethod
+    def refusing(stub: Stub, code: str) -> list[str | None]:
+        """A first page that refuses with `code`, and a second one that does not."""
+
+        def act(asked: Asked) -> tuple[int, dict[str, Any]]:
+            first = "ids" not in asked.body and "cursor" not in asked.body
+            said = "WOULD" if asked.body["dry_run"] else "APPLIED"
+            results = [outcome("j-1~run1", "REFUSED", code=code) if first else outcome("j-2~run1", said)]
+            more = {"more": first, "next_cursor": "there" if first else None}
+            return 200, {"results": results, "applied": int(said == "APPLIED"), "refused": int(first), **more}
+
+        stub.routes["POST /v1/review:act"] = act
+        at(stub, "review", "compensate", "--all", "--kind", "JOB_FAILED", "--reason", "gone", "--yes")
+        return [asked.body.get("cursor") for asked in stub.asked]
+
+    def test_a_page_on_which_nothing_takes_the_act_is_passed_over(self, stub: Stub) -> None:
+        assert self.refusing(stub, "NOTHING_TO_COMPENSATE") == [None, "there", None]
+        assert stub.asked[-1].body["ids"] == ["j-2~run1"]
+
+    def test_not_if_a_limit_is_reached(self, stub: Stub) -> None:
+        assert self.refusing(stub, "TENANT_LIMIT") == [None]
+
+
+def test_skip_needs_a_result(stub: Stub) -> None:
+    result = at(stub, "review", "skip", REVIEW_ID, "--reason", "seen")
+    assert (result.exit_code, stub.asked) == (2, [])
+    assert "--result is needed" in result.stderr

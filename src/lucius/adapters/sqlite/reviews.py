@@ -21,7 +21,7 @@ class SqliteReviews:
         return rows.review(row[0]) if row else None
 
     async def reviews(self, where: ReviewFilter, limit: int, cursor: str | None) -> ReviewPage:
-        below = _LAST if cursor is None else decode_cursor(cursor)
+        below = _LAST if cursor is None else decode_cursor(cursor, "reviews")
         found: list[tuple[int, str]] = []
         for status in ReviewStatus if where.status is None else [where.status]:
             filters, values = _filters(where)
@@ -29,7 +29,7 @@ class SqliteReviews:
             found += [(id_, body) for id_, body in self._store.rows(sql, (str(status), below, *values, limit + 1))]
         page = sorted(found, reverse=True)[: limit + 1]
         items = [rows.review(body) for _, body in page[:limit]]
-        return ReviewPage(items, encode_cursor(page[limit - 1][0]) if len(page) > limit else None)
+        return ReviewPage(items, encode_cursor(page[limit - 1][0], "reviews") if len(page) > limit else None)
 
     async def review_groups(self, where: ReviewFilter, limit: int) -> list[ReviewGroup]:
         filters, values = _filters(where)
@@ -54,6 +54,9 @@ def _filters(where: ReviewFilter) -> tuple[str, list[Any]]:
         if value is not None:
             filters += f" AND {column} = ?"
             values.append(str(value))
+    if where.kinds is not None:
+        filters += f" AND kind IN ({', '.join('?' for _ in where.kinds)})"
+        values += sorted(map(str, where.kinds))
     if where.tenants is not None:
         filters += f" AND tenant_id IN ({', '.join('?' for _ in where.tenants)})"
         values += sorted(where.tenants)
