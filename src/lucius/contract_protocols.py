@@ -29,7 +29,8 @@ class ProtocolFinding(Struct, frozen=True):
 
 
 class ProtocolVersionView(Struct, frozen=True, kw_only=True):
-    """A version's life: `changed` is the draft's last change, `successor` what to use instead of a deprecated one."""
+    """A version's life: `changed` is the draft's last change, `successor` what to use instead of a deprecated one,
+    `serving_version` the one that a command without `protocol_version` gets now."""
 
     version: int
     request_type: str
@@ -42,6 +43,7 @@ class ProtocolVersionView(Struct, frozen=True, kw_only=True):
     published: ProtocolAct | None = None
     deprecated: ProtocolAct | None = None
     successor: ProtocolSuccessor | None = None
+    serving_version: int | None = None
 
 
 class ProtocolView(ProtocolVersionView, frozen=True, kw_only=True):

@@ -244,12 +244,17 @@ BOMBS = {
     "formats": "input.thousand.map(n, '%.999f'.format([input.ratio])).map(a, a + a + a + a).join('').size()",
     "glue": "input.thousand.map(n, 'x').join(input.long).size()",
     "long lists in a loop": "[1, 2, 3, 4].map(n, input.many.map(m, m)).size()",
+    "sizes of a long text": "input.many.all(n, input.huge.size() > 1)",
+    "pieces of a text, again and again": "input.many.all(n, input.name4k.split('').size() > 0)",
+    "pieces of a huge text": "input.huge.split('')",
     "more passes than there may be": "input.endless.exists(n, n < 0)",
 }
 LARGE = {
     "input": {
         **VALUES["input"],
         "long": "x" * 200_000,
+        "huge": "x" * 900_000,
+        "name4k": "x" * 4_000,
         "many": [0] * 2_000,
         "myriad": [0] * 9_000,
         "endless": [0] * 20_000,
@@ -265,6 +270,11 @@ def test_work_without_end_is_refused_soon(bomb: str) -> None:
     message = refusal(bomb, LARGE)
     assert time.perf_counter() - began < 5
     assert "too much work" in message or "too large" in message or "10,000 items" in message
+
+
+@pytest.mark.parametrize("bomb", [text for name, text in BOMBS.items() if "sizes" in name or "pieces" in name])
+def test_sizes_and_pieces_of_texts_are_work(bomb: str) -> None:
+    assert "too much work" in refusal(bomb, LARGE)
 
 
 @pytest.mark.parametrize(
@@ -451,4 +461,4 @@ def test_validators_are_kept_and_not_confused() -> None:
     for number in range(600):
         assert tools.faults({"const": number}, number) == []
         assert tools.faults({"const": number}, number + 1)
-    assert len(tools._validators) <= 256
+    assert len(tools._schemas) <= 256

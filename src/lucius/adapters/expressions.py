@@ -11,6 +11,7 @@ Beside the standard functions there are CEL's extensions for text, mathematics a
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -25,6 +26,7 @@ from lucius.adapters.cel.cost import MAX_WORK, Bound, Estimate, grows, measure, 
 from lucius.adapters.cel.results import complaint, plain, syntax_fault
 from lucius.adapters.cel.templates import Expression, Secret, Text
 from lucius.adapters.cel.tree import Node, Path, is_plain_path, path_of, read_tree, reads
+from lucius.core.schema_work import TooMuchWork, can_explain, visits
 from lucius.core.tools import ToolError
 
 MAX_LENGTH = 4096
@@ -48,11 +50,19 @@ class _Program(Struct, frozen=True):
     grows: bool
 
 
+class _Schema(Struct, frozen=True):
+    """`visits` is None for a schema from before there was a limit to it."""
+
+    source: Mapping[str, Any]
+    validator: jsonschema_rs.Validator
+    visits: int | None
+
+
 class CelTools:
     """Implements `lucius.core.tools.Tools`. Safe to share: it keeps nothing but what it has compiled."""
 
     def __init__(self) -> None:
-        self._validators: OrderedDict[int, tuple[Mapping[str, Any], jsonschema_rs.Validator]] = OrderedDict()
+        self._schemas: OrderedDict[int, _Schema] = OrderedDict()
 
     def names(self, expression: str) -> frozenset[str]:
         return _program(expression).names
@@ -82,10 +92,12 @@ class CelTools:
                 return template
 
     def faults(self, schema: Mapping[str, Any], value: Any) -> list[str]:
-        validator = self._validator(schema)
-        if validator.is_valid(value):
+        known = self._schema(schema)
+        if known.validator.is_valid(value):
             return []
-        errors = (error for error, _ in zip(validator.iter_errors(value), range(MAX_FAULTS), strict=False))
+        if not can_explain(known.visits, value):
+            return ["/: doesn't fit its schema; it is too large to say where"]
+        errors = islice(known.validator.iter_errors(value), MAX_FAULTS)
         return [f"{_pointer(error.instance_path)}: {error.message}" for error in errors]
 
     def _rendered(self, template: str, values: Mapping[str, Any]) -> Any:
@@ -107,21 +119,28 @@ class CelTools:
                     done, text = f"{done}{templates.escaped(text)}${{secrets.{part.name}}}", ""
         return f"{done}{templates.escaped(text)}"
 
-    def _validator(self, schema: Mapping[str, Any]) -> jsonschema_rs.Validator:
+    def _schema(self, schema: Mapping[str, Any]) -> _Schema:
         """Kept by identity together with its schema, so that an id can't come to mean another one."""
-        known = self._validators.get(id(schema))
+        known = self._schemas.get(id(schema))
         if known is not None:
-            return known[1]
+            return known
         try:
             validator = jsonschema_rs.validator_for(dict(schema), mask="the value", offline=True)
         except jsonschema_rs.ValidationError as error:
             raise ToolError(f"is not a JSON Schema: {error.message}") from None
         except (jsonschema_rs.ReferencingError, ValueError) as error:
             raise ToolError(f"is not a JSON Schema: {error}") from None
-        self._validators[id(schema)] = (schema, validator)
-        if len(self._validators) > _CACHED_SCHEMAS:
-            self._validators.popitem(last=False)
-        return validator
+        self._schemas[id(schema)] = made = _Schema(schema, validator, _visits(schema))
+        if len(self._schemas) > _CACHED_SCHEMAS:
+            self._schemas.popitem(last=False)
+        return made
+
+
+def _visits(schema: Mapping[str, Any]) -> int | None:
+    try:
+        return visits(dict(schema))
+    except TooMuchWork:
+        return None
 
 
 @lru_cache(_CACHED)

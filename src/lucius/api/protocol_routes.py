@@ -1,4 +1,4 @@
-"""Protocols and their lives: looking is for readers, changing for those with the scope `admin`."""
+"""Protocols and their lives: looking is for readers, changing for those with the scope `admin` and every tenant."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,9 @@ VERSION = "/v1/protocols/{request_type}/versions/{version}"
 
 
 async def admin(principal: Annotated[Principal, Depends(principal_of)]) -> Principal:
+    """Protocols are shared by all tenants, so who changes one acts on all of them."""
     principal.require("admin")
+    principal.require_every_tenant("protocols are shared by all tenants")
     return principal
 
 
@@ -111,7 +113,8 @@ async def publish_protocol(
 async def deprecate_protocol(
     request: Request, request_type: str, version: Number, who: Admin, runtime: Wired
 ) -> Response:
-    """From now on new commands are refused with the successor named. Running jobs go on."""
+    """From now on new commands for it are refused with the successor named; those that name no version go to
+    `serving_version`, the newest that is still published. Running jobs go on."""
     asked = await body_of(request, contract.DeprecateRequest)
     deprecated = await runtime.protocols.deprecate(request_type, version, asked, who.name)
     return ok(protocol_view(deprecated, runtime.protocols))

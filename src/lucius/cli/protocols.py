@@ -161,7 +161,7 @@ def deprecate(
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Take a version out of use: new commands are refused with its successor named, running jobs go on."""
+    """Take a version out of use: commands that name it are refused with its successor named, running jobs go on."""
     said = {"reason": reason, "successor": guarded(lambda: _successor(successor)) if successor else None}
     _act(ctx, url, api_key, as_json, f"{_path(request_type, version)}:deprecate", said)
 
@@ -229,6 +229,14 @@ def _say(answer: bytes, protocol: ProtocolView, as_json: bool) -> None:
         render.print_json(answer)
     else:
         render.out().print(_heading(protocol), soft_wrap=True)
+        if protocol.status == "DEPRECATED":
+            render.out().print(_serving(protocol), soft_wrap=True)
+
+
+def _serving(protocol: ProtocolView) -> str:
+    if protocol.serving_version is None:
+        return f"no version of {protocol.request_type} serves new commands now"
+    return f"{protocol.request_type} version {protocol.serving_version} serves commands that name no version now"
 
 
 def _heading(protocol: ProtocolView) -> str:

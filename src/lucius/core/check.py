@@ -11,10 +11,22 @@ from lucius.core.tools import Tools
 
 __all__ = ["Finding", "check_protocol"]
 
+MAX_FATAL = 100
+
 
 def check_protocol(protocol: Protocol, tools: Tools) -> tuple[Finding, ...]:
-    """All that there is to say about a protocol, in the order of the checks. Schemas are for whoever compiles them."""
-    return tuple(_findings(protocol, tools))
+    """All that there is to say about a protocol, in the order of the checks, up to the hundredth that is fatal.
+
+    Schemas are for whoever compiles them.
+    """
+    found: list[Finding] = []
+    fatal = 0
+    for finding in _findings(protocol, tools):
+        found.append(finding)
+        fatal += finding.fatal
+        if fatal == MAX_FATAL:
+            break
+    return tuple(found)
 
 
 def _findings(protocol: Protocol, tools: Tools) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from lucius.core.check_sites import Finding, Layout, Path, Site
+from lucius.core.instants import instant
 from lucius.core.protocol import Call, Guard
 from lucius.core.suggest import did_you_mean
 from lucius.core.tools import ToolError, Tools
@@ -13,8 +14,14 @@ EVERYWHERE = frozenset({"input", "job", "steps"})
 IN_MAPS = frozenset({"item", "item_index"})
 OF_ANSWERS = frozenset({"response"})
 
+MAX_EXPRESSIONS = 1000
+MAX_CHARACTERS = 128 * 1024
+
 
 def check_names(layout: Layout, tools: Tools) -> Iterator[Finding]:
+    if too_many := _too_many(layout):
+        yield too_many
+        return
     for site in layout.sites:
         names = _Names(site, layout, tools)
         for path, expression in _expressions(site):
@@ -25,23 +32,31 @@ def check_names(layout: Layout, tools: Tools) -> Iterator[Finding]:
             yield from names.check_template(path, template)
 
 
+def _too_many(layout: Layout) -> Finding | None:
+    """Reading an expression is work. So all of them together are limited before the first is read."""
+    count = characters = 0
+    for site in layout.sites:
+        given = [*_expressions(site), *_about_answers(site)]
+        for path, template in _templates(site):
+            given += ((at, text) for at, text in _strings(path, template) if "${" in text)
+        for path, text in given:
+            count += max(1, text.count("${"))
+            characters += len(text)
+            if count > MAX_EXPRESSIONS or characters > MAX_CHARACTERS:
+                most = f"{MAX_EXPRESSIONS:,} expressions with {MAX_CHARACTERS:,} characters"
+                return Finding(path, f"a protocol can have {most} in all, and this is beyond it")
+    return None
+
+
 def _expressions(site: Site) -> Iterator[tuple[Path, str]]:
     spec = site.spec
     if spec.decision is not None:
         for number, choice in enumerate(spec.decision.choices):
             yield (*site.path, "decision", "choices", number, "when"), choice.when
-    if spec.wait is not None and spec.wait.until is not None and not _is_instant(spec.wait.until):
+    if spec.wait is not None and spec.wait.until is not None and instant(spec.wait.until) is None:
         yield (*site.path, "wait", "until"), spec.wait.until
     if spec.map is not None:
         yield (*site.path, "map", "items"), spec.map.items
-
-
-def _is_instant(text: str) -> bool:
-    """RFC 3339. A date or time without zone is read as arithmetic, which is never meant: see `_Names.check`."""
-    try:
-        return datetime.fromisoformat(text).tzinfo is not None
-    except ValueError:
-        return False
 
 
 def _about_answers(site: Site) -> Iterator[tuple[Path, str]]:
@@ -103,8 +118,8 @@ class _Names:
         self._steps = {near.step_id for scope in site.scope.outwards() for near in scope.sites}
 
     def check(self, path: Path, expression: str, more: frozenset[str] = frozenset()) -> Iterator[Finding]:
-        if path[-1] == "until" and _is_naive(expression):
-            yield Finding(path, "an instant needs its offset from UTC, as in 2030-01-31T12:00:00Z")
+        if path[-1] == "until" and (reason := _why_no_instant(expression)):
+            yield Finding(path, reason)
             return
         try:
             names = self._tools.names(expression)
@@ -155,8 +170,12 @@ class _Names:
         return f"{step_id} is inside {around.step_id} and can't be read from outside"
 
 
-def _is_naive(text: str) -> bool:
+def _why_no_instant(text: str) -> str | None:
+    """A date or time that can't be used would be read as arithmetic, which is never meant."""
     try:
-        return datetime.fromisoformat(text).tzinfo is None
+        at = datetime.fromisoformat(text)
     except ValueError:
-        return False
+        return None
+    if at.tzinfo is None:
+        return "an instant needs its offset from UTC, as in 2030-01-31T12:00:00Z"
+    return "an instant must be after 1970 and before the last day of 9999"

@@ -1,14 +1,12 @@
 """Waits: a time to pass, an instant to come, or a signal. A signal that comes early is kept."""
 
-from datetime import UTC, datetime
-from typing import Any
-
 from msgspec.structs import replace
 
 from lucius.core import flow
 from lucius.core.decision import Applied, Refused, Reply
 from lucius.core.draft import Draft
 from lucius.core.inputs import GiveSignal
+from lucius.core.instants import instant
 from lucius.core.model import (
     AttemptOutcome,
     ErrorInfo,
@@ -25,7 +23,6 @@ from lucius.core.tools import ToolError
 from lucius.core.values import evaluate
 
 MAX_SIGNALS = 32
-LAST_INSTANT: Instant = 253_402_214_400_000  # the last day of the year 9999, in every time zone
 
 
 def begin(draft: Draft, place: Place, token: Token) -> None:
@@ -50,23 +47,13 @@ def _instant(draft: Draft, wait: Wait, step_id: str, items: tuple[int, ...]) -> 
     if wait.duration_ms is not None:
         return draft.now + wait.duration_ms
     text = wait.until or ""
-    try:
-        return _parsed(text)
-    except (ValueError, OverflowError):
-        value = evaluate(draft, text, step_id, items)
-    try:
-        return _parsed(value)
-    except (ValueError, OverflowError):
-        raise ToolError(f"until must give an instant as RFC 3339 text or in milliseconds: {text}") from None
-
-
-def _parsed(value: Any) -> Instant:
-    if isinstance(value, str):
-        at = datetime.fromisoformat(value)
-        value = round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LAST_INSTANT:
-        raise ValueError("not an instant")
-    return value
+    at = instant(text)
+    if at is None:
+        at = instant(evaluate(draft, text, step_id, items))
+    if at is None:
+        reason = "until must give an instant as RFC 3339 text with its offset from UTC, or in milliseconds"
+        raise ToolError(f"{reason}: {text}")
+    return at
 
 
 def time_passed(draft: Draft, step: Step) -> None:

@@ -29,6 +29,11 @@ class Principal(Struct, frozen=True):
         if not self.sees(tenant_id):
             raise Rejected(RejectCode.FORBIDDEN_TENANT, f"this key is not good for tenant {tenant_id}")
 
+    def require_every_tenant(self, why: str) -> None:
+        if not self.every_tenant:
+            message = f'{why}: this needs a key that is good for every tenant (tenants: ["{ANY}"])'
+            raise Rejected(RejectCode.FORBIDDEN_TENANT, message)
+
     def sees(self, tenant_id: str) -> bool:
         return self.every_tenant or tenant_id in self.tenants
 

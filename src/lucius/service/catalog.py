@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lucius.contract_protocols import DeprecateRequest, ProtocolFinding, PublishRequest
+from lucius.core.check import Finding
 from lucius.core.protocol import Protocol, digest
 from lucius.ports.clock import Clock
 from lucius.ports.errors import LedgerError, ProtocolError, VersionConflict
@@ -50,6 +51,7 @@ class Catalog:
         self._clock = clock
         self._check = check
         self._turn = asyncio.Lock()
+        self._checks = asyncio.Lock()
         self._revision = UNREAD
         self._kept: dict[Key, ProtocolVersion] = {}
         self._recorded = False
@@ -188,12 +190,18 @@ class Catalog:
             protocol = read_document(document)
         except Rejected as refused:
             return [ProtocolFinding(fault.pointer, fault.message, True) for fault in refused.faults]
+        said = await self._said(protocol)
         async with self._turn:
             await self._catch_up()
-            return self._findings(protocol)
+            return self._findings(protocol, said)
 
-    def _findings(self, protocol: Protocol) -> Sequence[ProtocolFinding]:
-        found = [finding(said.path, said.reason, fatal=said.fatal) for said in self._check(protocol)]
+    async def _said(self, protocol: Protocol) -> Sequence[Finding]:
+        """Beside the event loop, and one after the other: a large document is much to read."""
+        async with self._checks:
+            return await asyncio.to_thread(lambda: tuple(self._check(protocol)))
+
+    def _findings(self, protocol: Protocol, checked: Sequence[Finding]) -> Sequence[ProtocolFinding]:
+        found = [finding(said.path, said.reason, fatal=said.fatal) for said in checked]
         if clash := self._stock.index.clash(protocol):
             found.append(finding(*clash))
         known = self._kept.get((protocol.request_type, protocol.version))
@@ -214,7 +222,7 @@ class Catalog:
             return await self._put(lifecycle.drafted(before, protocol, mark)), before is None
 
         version, is_new = await self._change(act)
-        return version, is_new, self._findings(protocol)
+        return version, is_new, self._findings(protocol, await self._said(protocol))
 
     async def publish(self, name: str, number: int, asked: PublishRequest, who: str) -> ProtocolVersion:
         """From now on it serves new commands and never changes."""
@@ -222,7 +230,7 @@ class Catalog:
         async def act() -> ProtocolVersion:
             mark = Mark(who, self._clock.now(), asked.reason or "")
             version = lifecycle.published(self._required(name, number), mark, asked.digest)
-            require_sound(self._findings(version.protocol))
+            require_sound(self._findings(version.protocol, await self._said(version.protocol)))
             return await self._put(version)
 
         return await self._change(act)

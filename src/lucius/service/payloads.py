@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from lucius.contract import Fault
 from lucius.core.protocol import Protocol, digest, payload_defaults
+from lucius.core.schema_work import TooMuchWork, can_explain, visits
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.json_values import pointer
 
@@ -19,17 +20,31 @@ _CACHE_SIZE = 256
 Kind = jsonschema_rs.ValidationErrorKind
 
 
+class _Schema(Struct, frozen=True):
+    """`visits` is None for a schema from before there was a limit to it."""
+
+    validator: jsonschema_rs.Validator
+    visits: int | None
+
+    def faults(self, value: Any, root: list[str]) -> Iterator[Fault]:
+        if self.validator.is_valid(value):
+            return iter(())
+        if not can_explain(self.visits, value):
+            return iter([Fault(pointer(root), "doesn't fit its schema; it is too large to say where")])
+        return _faults(self.validator, value, root)
+
+
 class _Step(Struct, frozen=True):
     step_id: str
     defaults: dict[str, Any]
-    validator: jsonschema_rs.Validator | None
+    schema: _Schema | None
 
 
 class _Whole(Struct, frozen=True):
     """The protocol's input_schema."""
 
     defaults: dict[str, Any]
-    validator: jsonschema_rs.Validator
+    schema: _Schema
 
 
 class _Compiled(Struct, frozen=True):
@@ -60,16 +75,15 @@ class Payloads:
         filled: dict[str, Any] = {}
         if compiled.whole is not None:
             filled = payload = {**compiled.whole.defaults, **payload}
-            if not compiled.whole.validator.is_valid(payload):
-                faults.extend(_faults(compiled.whole.validator, payload, ["payload"]))
+            faults.extend(compiled.whole.schema.faults(payload, ["payload"]))
         for step in compiled.steps:
             given = payload.get(step.step_id, {})
             if not isinstance(given, dict):
                 faults.append(Fault(pointer(["payload", step.step_id]), "must be an object"))
                 continue
             filled[step.step_id] = value = {**step.defaults, **given}
-            if step.validator is not None and not step.validator.is_valid(value):
-                faults.extend(_faults(step.validator, value, ["payload", step.step_id]))
+            if step.schema is not None:
+                faults.extend(step.schema.faults(value, ["payload", step.step_id]))
         if compiled.whole is None and not payload.keys() <= compiled.step_ids:
             faults.extend(_strangers(compiled, payload))
         if faults:
@@ -100,21 +114,27 @@ class Payloads:
 def _compile(protocol: Protocol, address: str) -> _Compiled:
     tasks = [place.spec for place in protocol.plan.places.values() if place.spec.kind == "task"]
     steps = tuple(
-        _Step(spec.step_id, payload_defaults(spec.payload_schema), _validator(spec.payload_schema)) for spec in tasks
+        _Step(spec.step_id, payload_defaults(spec.payload_schema), _schema(spec.payload_schema)) for spec in tasks
     )
     step_ids = frozenset(step.step_id for step in steps)
     return _Compiled(protocol, address, steps, step_ids, _compile_whole(protocol.input_schema, step_ids))
 
 
 def _compile_whole(schema: dict[str, Any], step_ids: frozenset[str]) -> _Whole | None:
-    """A schema that forbids further members means those beside the steps' own."""
-    validator = _validator({**schema, "properties": {**dict.fromkeys(step_ids, True), **schema.get("properties", {})}})
-    return _Whole(payload_defaults(schema), validator) if schema and validator else None
+    """A schema that forbids further members means those beside the steps' own. Any draft takes `{}` for anything."""
+    made = _schema({**schema, "properties": {**{name: {} for name in step_ids}, **schema.get("properties", {})}})
+    return _Whole(payload_defaults(schema), made) if schema and made else None
 
 
-def _validator(schema: dict[str, Any]) -> jsonschema_rs.Validator | None:
+def _schema(schema: dict[str, Any]) -> _Schema | None:
+    if not schema:
+        return None
+    try:
+        looks = visits(schema)
+    except TooMuchWork:
+        looks = None
     # The mask keeps a client's values out of messages, which end up in logs.
-    return jsonschema_rs.validator_for(schema, mask="the value", offline=True) if schema else None
+    return _Schema(jsonschema_rs.validator_for(schema, mask="the value", offline=True), looks)
 
 
 def _faults(validator: jsonschema_rs.Validator, value: Any, root: list[str]) -> Iterator[Fault]:

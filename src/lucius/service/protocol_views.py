@@ -42,6 +42,7 @@ def diff_view(before: ProtocolVersion, after: ProtocolVersion) -> contract.Proto
 
 
 def _life(version: ProtocolVersion, catalog: Catalog) -> dict[str, Any]:
+    serving = catalog.resolve(version.protocol.request_type)
     return {
         "status": str(version.status),
         "digest": version.digest,
@@ -51,6 +52,7 @@ def _life(version: ProtocolVersion, catalog: Catalog) -> dict[str, Any]:
         "published": _act(version.published),
         "deprecated": _act(version.deprecated),
         "successor": _successor(version, catalog),
+        "serving_version": serving.version if serving else None,
     }
 
 

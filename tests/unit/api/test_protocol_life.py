@@ -1,6 +1,7 @@
 """Draft, published, deprecated: what each state allows, what is kept of it, and what clients are told."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -378,6 +379,52 @@ async def test_looking_needs_read_and_changing_needs_admin(start: Start) -> None
         ):
             (await api.call(method, path, body, key=key)).problem(403, "FORBIDDEN_SCOPE")
     assert await statuses(api) == {1: "PUBLISHED"}
+
+
+async def test_what_all_tenants_share_is_changed_by_those_who_may_for_all_of_them(start: Start) -> None:
+    keys = [key_entry("one", "admin", "read", tenants=("acme",)), key_entry("all", "admin", tenants=("*",))]
+    api = await start({"api_keys": keys})
+    await publish(api)
+    (await api.post("/v1/protocols", document(2))).ok(201)
+    acts: list[tuple[str, str, Any]] = [
+        ("POST", "/v1/protocols", document(2, title="Mine")),
+        ("POST", "/v1/protocols", document(3)),
+        ("POST", f"{V}/2:publish", {}),
+        ("POST", f"{V}/1:deprecate", {"reason": "x"}),
+        ("DELETE", f"{V}/2", None),
+    ]
+    for method, path, body in acts:
+        problem = (await api.call(method, path, body, key="one")).problem(403, "FORBIDDEN_TENANT")
+        assert "good for every tenant" in problem["detail"]
+    assert await statuses(api) == {1: "PUBLISHED", 2: "DRAFT"}
+    (await api.post("/v1/protocols:validate", document(2), key="one")).ok()
+    for method, path, body in acts[:-1]:
+        assert (await api.call(method, path, body, key="all")).status in (200, 201)
+
+
+async def test_a_check_that_takes_long_keeps_nobody_else_waiting(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr("lucius.adapters.protocol_check.patterns", lambda schema: 0 * go_on.wait(10))
+    checking = asyncio.create_task(api.post("/v1/protocols:validate", document()))
+    drafting = asyncio.create_task(api.post("/v1/protocols", document()))
+    await asyncio.sleep(0.05)
+    (await api.get("/v1/protocols")).ok()
+    assert not checking.done()
+    assert not drafting.done()
+    go_on.set()
+    assert (await checking).ok()["valid"] is True
+    (await drafting).ok(201)
+
+
+async def test_a_deprecation_tells_which_version_serves_now(api: Api) -> None:
+    for number in (1, 2, 3):
+        assert (await publish(api, number))["serving_version"] == number
+    assert (await deprecate(api, 3))["serving_version"] == 2
+    job = (await submit(api)).ok(202)
+    assert (await api.get(f"/v1/jobs/{job['jobId']}")).ok()["protocol_version"] == 2
+    assert (await deprecate(api, 1))["serving_version"] == 2
+    assert (await deprecate(api, 2))["serving_version"] is None
+    (await submit(api, idempotency_key="later")).problem(409, "PROTOCOL_DEPRECATED")
 
 
 INPUT = {

@@ -126,6 +126,19 @@ def test_deprecate_names_reason_and_successor(stub: Stub, given: list[str], sent
     assert stub.asked[0].body == {"reason": "too slow", **sent}
 
 
+@pytest.mark.parametrize(
+    ("serving", "told"),
+    [
+        (2, "UPPER version 2 serves commands that name no version now"),
+        (None, "no version of UPPER serves new commands now"),
+    ],
+)
+def test_deprecate_says_which_version_serves_now(stub: Stub, serving: int | None, told: str) -> None:
+    stub.routes[f"POST {V}/1:deprecate"] = (200, {**GONE, "serving_version": serving})
+    lines = at(stub, "protocols", "deprecate", "UPPER", "1", "--reason", "too slow").stdout.splitlines()
+    assert lines == ["UPPER version 1 (DEPRECATED): Louder", told]
+
+
 def test_a_successor_that_makes_no_sense_is_wrong_usage(stub: Stub) -> None:
     result = at(stub, "protocols", "deprecate", "UPPER", "1", "--reason", "x", "--successor", "OCR:new")
     assert result.exit_code == 2

@@ -27,15 +27,20 @@ class TestTime:
         assert story.wait(1).tick() == Applied()
         assert story.statuses("w", "a") == ["SUCCEEDED", "DISPATCHING"]
 
-    @pytest.mark.parametrize(
-        "until", ["2023-11-14T23:13:20Z", "2023-11-14T23:13:20", "2023-11-15T00:13:20+01:00", "input.at", "input.ms"]
-    )
+    @pytest.mark.parametrize("until", ["2023-11-14T23:13:20Z", "2023-11-15T00:13:20+01:00", "input.at", "input.ms"])
     def test_an_instant_comes(self, until: str) -> None:
         payload = {"at": "2023-11-14T23:13:20+00:00", "ms": T0 + 60 * MINUTE}
         story = Story(protocol(wait_until("w", until)), payload=payload).dispatched()
         assert story.job.due_at == T0 + 60 * MINUTE == datetime(2023, 11, 14, 23, 13, 20, tzinfo=UTC).timestamp() * 1000
         story.tick_when_due()
         assert story.status is JobStatus.SUCCEEDED
+
+    @pytest.mark.parametrize("at", ["2023-11-14T23:13:20", "2023-11-14", "20231114", "1969-12-31T23:59:59Z"])
+    def test_a_text_that_no_author_could_write_is_no_instant(self, at: str) -> None:
+        story = Story(protocol(wait_until("w", "input.at")), payload={"at": at}).dispatched()
+        assert story.status is JobStatus.FAILED_FINAL
+        assert story.job.error is not None
+        assert story.job.error.code == "EXPRESSION_FAILED"
 
     def test_an_instant_that_has_passed_is_not_waited_for(self) -> None:
         story = Story(protocol(wait_until("w", "2001-01-01T00:00:00Z"), task("a"))).dispatched().settle()

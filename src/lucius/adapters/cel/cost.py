@@ -19,11 +19,13 @@ MAX_WORK = 16_000_000
 
 MAX_PASSES = 10_000
 MAX_DEPTH = 100
-_GROWING = frozenset({"_+_", "replace", "join", "format", "urlEncode"})
-_SCALAR = frozenset({"_&&_", "_||_", "!_", "_-_", "_*_", "_/_", "_%_", "-_", "@not_strictly_false", "size", "type"})
+_GROWING = frozenset({"_+_", "replace", "join", "format", "urlEncode", "split"})
+_SCALAR = frozenset({"_&&_", "_||_", "!_", "_-_", "_*_", "_/_", "_%_", "-_", "@not_strictly_false", "type"})
 _SMALL = 64  # more than any number, date or truth value is long
 _PATTERN = 700_000  # the largest pattern that the library takes
 _REPEATED = re.compile(r"\{(\d*),?(\d*)\}")
+_PIECE = 24  # the work of one piece of a text that is split, compared to copying a character
+_COUNTED = 1 / 32  # that of counting one, for the size of a text
 _FLOAT = 1400  # the longest that `format` writes a number, at its highest precision
 
 
@@ -132,6 +134,9 @@ class Estimate:
                 return Bound(max(a.size, b.size), max(a.width, b.width))
             case "_[_]", [a, *_]:
                 return a
+            case "size", [a, *_]:
+                self.work += a.size * _COUNTED
+                return SCALAR
             case "matches", [text, _]:
                 self.work += text.size + _pattern_work(node.args[1])
                 return SCALAR
@@ -152,6 +157,7 @@ class Estimate:
                 size *= 12  # four bytes a character, three characters a byte
             case "split", [text, *_]:
                 width = text.size
+                self.work += _PIECE * text.size
             case _:
                 pass
         self.work += size
