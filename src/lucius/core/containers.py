@@ -121,22 +121,28 @@ def _container(token: Token) -> str:
 
 
 def fence_some(
-    draft: Draft, container: str | None, status: StepStatus, outcome: AttemptOutcome, failure: Failure | None
+    draft: Draft,
+    container: str | None,
+    status: StepStatus,
+    outcome: AttemptOutcome,
+    failure: Failure | None,
+    *,
+    all_at_once: bool = False,
 ) -> bool:
     """Fence what runs inside a container, or with None in the whole job, as far as this decision may go.
 
-    True once nothing is left, containers inside included.
+    True once nothing is left, containers inside included. `all_at_once` is for who knows that it fits.
     """
     inner = [name for name in draft.scopes if container is None or is_inside(draft, name, container)]
     draft.require(inner)
     error, cause = (failure.error, failure.failure_class) if failure else (None, None)
     for step in draft.active_steps():
         if container is None or is_inside(draft, step.step_id, container):
-            if not draft.has_room(_ROWS_OF_THE_LAST):
+            if not all_at_once and not draft.has_room(_ROWS_OF_THE_LAST):
                 return False
             tasks.fence(draft, step, status, outcome, error, cause)
     for name in reversed(inner):
-        if not draft.has_room(_ROWS_OF_THE_LAST):
+        if not all_at_once and not draft.has_room(_ROWS_OF_THE_LAST):
             return False
         nested = draft.find(name)
         del draft.scopes[name]

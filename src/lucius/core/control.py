@@ -190,7 +190,7 @@ def _undoable(job: Job) -> tuple[str, ...]:
 def _end_held(draft: Draft) -> None:
     """A person acted on the review that a job was held for: that run is over, and so is what else runs in it."""
     compensation.drop_what_is_ready(draft)
-    containers.fence_some(draft, None, StepStatus.CANCELLED, AttemptOutcome.FENCED, None)
+    containers.fence_some(draft, None, StepStatus.CANCELLED, AttemptOutcome.FENCED, None, all_at_once=True)
     draft.change_job(paused=None)
     if draft.job.status is JobStatus.CANCELLING:
         flow.end_job(draft, JobStatus.CANCELLED)

@@ -69,6 +69,24 @@ def test_a_retry_of_a_held_job_ends_what_else_runs_and_starts_anew() -> None:
     assert (story.job.run_no, story.job.active) == (2, ("pay", "scan"))
 
 
+def test_a_retry_of_a_held_job_ends_all_that_runs_or_is_refused() -> None:
+    """However much runs: nothing in between."""
+    for more in range(8):
+        names = [f"more{n}" for n in range(more)]
+        story = started(parallel("both", risky("pay"), risky("ship"), *(risky(name) for name in names)))
+        for name in names:
+            story.hand_over(story.lease_of(name))
+        story.fail(story.lease_of("pay"))
+        story.fail(story.lease_of("ship"))
+        if story.retry() == Applied():
+            while story.job.ready:
+                story.tick()
+            assert story.job.active == ("pay", "ship", *names)
+            assert [story.history(name) for name in names] == [["FENCED"]] * more
+        else:
+            assert more > 3
+
+
 def test_a_held_job_that_is_discarded_ends_with_all_that_ran_in_it() -> None:
     story = held_beside_work()
     story.discard()
