@@ -62,8 +62,8 @@ def test_the_simulation_tells_what_the_page_shows(monkeypatch: pytest.MonkeyPatc
     (shown,) = blocks("console")
     command, _, lines = shown.replace("\\\n", "").partition("\n")
     result = CliRunner().invoke(app, shlex.split(command.removeprefix("$ lucius ")))
-    told = [line.rstrip() for line in result.stdout.splitlines()]
-    assert [line for line in lines.splitlines() if line != "[…]" and line not in told] == []
+    told = "".join(f"{line.rstrip()}\n" for line in result.stdout.splitlines())
+    assert [part for part in lines.split("[…]\n") if part not in told] == [], "what is left out is marked"
 
 
 def test_every_option_of_simulate_is_explained() -> None:

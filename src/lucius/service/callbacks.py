@@ -17,6 +17,7 @@ from lucius.ports.ledger import Reader
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.jobs import Jobs
 from lucius.service.json_values import MAX_DEPTH, fault_of, too_deep
+from lucius.service.redact import redacted
 from lucius.service.timestamps import timestamp_or_none
 from lucius.service.tokens import Claims, TokenSigner
 
@@ -162,7 +163,9 @@ def _result(callback: ResultCallback, extra: dict[str, Any]) -> Succeeded | Fail
         lease_id=callback.lease_id,
         extra=extra,
         failure_class=failure_class(callback.failure_class, callback.status, error.code if error else None),
-        error=ErrorInfo(error.code, error.message) if error else ErrorInfo("UNSPECIFIED", "the service gave no reason"),
+        error=ErrorInfo(error.code, redacted(error.message))
+        if error
+        else ErrorInfo("UNSPECIFIED", "the service gave no reason"),
         retry_after_ms=round(retry_after * 1000) if retry_after is not None else None,
     )
 

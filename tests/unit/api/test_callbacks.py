@@ -221,3 +221,16 @@ async def test_results_go_to_later_steps_as_inputs(api: Api) -> None:
         }
         assert directive["last_step"] is (service == "sis")
         (await api.succeed(directive, result={"by": service}, artifact_refs=[f"file:///{service}"])).ok()
+
+
+async def test_a_failure_is_kept_without_secrets(api: Api) -> None:
+    job_id = await api.submit()
+    directive = await api.pull_one()
+    error = {"code": "BROKEN", "message": "no route to https://ada:pw@db/x?sig=1 with token=abc " + "x" * 2_000}
+    (await api.fail(directive, failure_class="NON_RETRYABLE", error=error)).ok()
+    message = (await api.job(job_id))["error"]["message"]
+    assert "no route to https://[…]@db/x?[…] with token=[…] xxx" in message
+    assert len(message) < 1_200
+    events = str((await api.get(f"/v1/jobs/{job_id}/events")).ok())
+    assert "ada:pw" not in events
+    assert "abc " not in events
