@@ -14,7 +14,7 @@ from lucius.core.model import (
     StepStatus,
 )
 from lucius.core.protocol import spec_id
-from tests.simulation.flow_rules import stands
+from tests.simulation.flow_rules import FROM_HERE, stands
 from tests.simulation.invariants import DISPATCHED, Change, Known, Rule, surely_stayed
 from tests.simulation.protocols import FINANCE
 
@@ -85,6 +85,28 @@ def the_end_of_a_run_never_changes(change: Change, _: Known) -> Iterator[str]:
             yield f"step {step_id} was {step.status} and changed to {now.status}"
 
 
+def a_run_starts_where_the_last_one_stopped(change: Change, _: Known) -> Iterator[str]:
+    """A retry: at the step that failed or was undone, or where it would have gone on; earlier if a person says so."""
+    before, plan = change.before, change.record.protocol.plan
+    started = next((event for event in change.decision.events if event.type == "RUN_STARTED"), None)
+    if before is None or started is None or started.data["act"] != "retry":
+        return
+    if started.data["from_step"] not in plan.places:
+        return
+    was, start = before.job, plan.places[started.data["from_step"]]
+    stopped = {was.failure.step_id if was.failure and was.failure.step_id else was.current_step_id}
+    stopped |= {*(was.compensation.done if was.compensation else ())}
+    stopped |= {token.before for token in was.ready if token.target == "UNDO"}
+    places = [plan.places[plan.ancestor(name)] for name in stopped if name is not None]
+    places = [plan.places[place.handler_of] if place.handler_of else place for place in places]
+    if was.resume_from is not None and was.resume_from.target in plan.places:
+        places.append(plan.places[was.resume_from.target])
+    if start.index > max(place.index for place in places):
+        yield f"the run starts from {start.spec.step_id}, which was not reached"
+    if started.data["reason"] != FROM_HERE and start not in places:
+        yield f"the run starts from {start.spec.step_id}, and it stopped at {[place.spec.step_id for place in places]}"
+
+
 def _end(job: Job) -> tuple[object, ...]:
     return job.status, job.error, job.completed_at
 
@@ -136,6 +158,8 @@ def a_key_is_done_once(change: Change, known: Known) -> Iterator[str]:
             continue
         key, attempt = step.idempotency_key, step.attempt
         known.handed[key] += _went_out(was, step)
+        if step.guard_request is not None:
+            known.guarded.add(key)
         if attempt.idempotency_key != key:
             yield f"attempt {attempt.attempt_no} of step {step.step_id} goes by another key than its step"
         same_turn = was is not None and (was.run_no, was.visit) == (step.run_no, step.visit)
@@ -223,21 +247,23 @@ def undoing_runs_backwards(change: Change, known: Known) -> Iterator[str]:
         if place is not None and done and place.spec.compensation is not None and event.step_id:
             order[:] = [name for name in order if name != event.step_id] + [event.step_id]
         if event.type == "COMPENSATION_STARTED":
-            yield from _in_reverse(change, event.data["steps"], order)
+            known.undoing[change.job_id] = event.data["steps"]
+            yield from _in_reverse(change, known, event.data["steps"], order)
     under_way = job.compensation
     if under_way is None:
         return
     running = [s for s in job.active if change.place(s).handler_of is not None]
     if running and (not under_way.todo or change.place(running[0]).handler_of != spec_id(under_way.todo[0])):
         yield f"{running} runs, and {under_way.todo} are to be undone"
-    if under_way.completed_at is not None and under_way.todo:
-        yield f"undoing is complete, and {under_way.todo} are left"
+    left = {*known.undoing[change.job_id], *under_way.todo} - {*under_way.done}
+    if under_way.completed_at is not None and left:
+        yield f"undoing is complete, and {left} are left"
     asked = under_way.by != "engine" or record.protocol.policies.compensation == "auto"
     if not asked and not (job.cancel is not None and record.protocol.policies.compensate_on_cancel):
         yield "undoing started without a person, and the policy wants one"
 
 
-def _in_reverse(change: Change, todo: list[str], order: list[str]) -> Iterator[str]:
+def _in_reverse(change: Change, known: Known, todo: list[str], order: list[str]) -> Iterator[str]:
     record, job = change.record, change.record.job
     failed = {name for name in todo if record.steps[name].status is not StepStatus.SUCCEEDED}  # their effect is unsure
     places = [order.index(name) for name in todo if name not in failed]
@@ -249,8 +275,7 @@ def _in_reverse(change: Change, todo: list[str], order: list[str]) -> Iterator[s
         step, handler = record.steps[name], change.spec(record.steps[name]).compensation
         undo = record.steps.get(handler.step_id) if handler else None
         undone = undo is not None and undo.status is StepStatus.SUCCEEDED and undo.created_at >= step.created_at
-        done = step.status is StepStatus.SUCCEEDED and stands(job, step)  # what a person skipped had no effect
-        if done and not undone and name not in todo:
+        if stands(known, job, step) and not undone and name not in todo:
             yield f"{name} stands and is not among what is undone: {todo}"
 
 
@@ -302,6 +327,7 @@ ACT_RULES: tuple[Rule, ...] = (
     a_pause_holds,
     a_pause_costs_no_time,
     the_end_of_a_run_never_changes,
+    a_run_starts_where_the_last_one_stopped,
     not_safe_steps_leave_once,
     a_key_is_done_once,
     adopted_results_were_kept,

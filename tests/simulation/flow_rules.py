@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lucius.adapters.ledger_memory import _Record
-from lucius.core.draft import is_voided
 from lucius.core.model import (
     TERMINAL_STEP,
     TIMED_OUT,
@@ -19,6 +18,7 @@ from lucius.core.model import (
 from lucius.core.protocol import CONTAINERS, FAIL, SUCCEED, Place, at_items, items_of, spec_id
 from tests.simulation.invariants import Change, Known, Rule
 
+FROM_HERE = "from here on"  # why a run starts from a step that a person named
 DONE = frozenset({StepStatus.SUCCEEDED, StepStatus.SKIPPED})
 UNDO = frozenset({"UNDO", "UNDONE", "NOT_UNDONE"})
 
@@ -114,7 +114,19 @@ def _joined(change: Change, step: Step) -> Iterator[str]:
             yield f"{step.step_id} joined, and {name} never started"
 
 
-def steps_start_where_a_flow_leads(change: Change, _: Known) -> Iterator[str]:
+def runs_are_remembered(change: Change, known: Known) -> Iterator[str]:
+    """Where each starts, and from where on it does everything again."""
+    for event in change.decision.events:
+        if event.type == "RUN_STARTED":
+            start, job_id = event.data["from_step"], change.job_id
+            known.starts[job_id] = start
+            if event.data["reason"] == FROM_HERE:
+                index = change.record.protocol.plan.places[start].index
+                known.redone.setdefault(job_id, []).append((event.data["run_no"], index))
+    yield from ()
+
+
+def steps_start_where_a_flow_leads(change: Change, known: Known) -> Iterator[str]:
     record, plan = change.record, change.record.protocol.plan
     for was, step in change.steps():
         place = plan.places[spec_id(step.step_id)]
@@ -122,7 +134,7 @@ def steps_start_where_a_flow_leads(change: Change, _: Known) -> Iterator[str]:
         kept = was is not None and was.attempt.attempt_no == step.attempt.attempt_no
         if not began or kept or place.handler_of is not None or change.has("STEP_SKIPPED", "RESULT_ADOPTED"):
             continue
-        if not _is_first(change, place, step) and not any(
+        if not _is_first(change, known, place) and not any(
             _leads(change, other, step) for other in beside(record, step)
         ):
             yield f"step {step.step_id} started, and nothing leads to it"
@@ -133,9 +145,8 @@ def steps_start_where_a_flow_leads(change: Change, _: Known) -> Iterator[str]:
             yield "the job succeeded, and no step leads there"
 
 
-def _is_first(change: Change, place: Place, step: Step) -> bool:
-    voids = change.record.job.voids
-    if place.container is None and voids and place.index == voids[-1].index:
+def _is_first(change: Change, known: Known, place: Place) -> bool:
+    if place.container is None and place.spec.step_id == known.starts.get(change.job_id):
         return True  # where the run starts
     container = change.record.protocol.plan.places[place.container].spec if place.container else None
     if container is None:
@@ -169,39 +180,39 @@ def _leads(change: Change, other: Step, step: Step) -> bool:
     return target in leads_to(place, other) or (was is not None and target in leads_to(place, was))
 
 
-def stands(job: Job, step: Step) -> bool:
-    """Whether what a step did counts in this run."""
+def stands(known: Known, job: Job, step: Step) -> bool:
+    """Whether what a step did counts in this run: nothing undid it, and no later run was told to do it again."""
     if step.status not in DONE or (step.undone and step.run_no != job.run_no):
         return False
-    return step.run_no == job.run_no or not is_voided(job, step)
+    redone = known.redone.get(job.job_id, ())
+    return not any(step.run_no < run_no and step.index >= index for run_no, index in redone)
 
 
 def leads_to(place: Place, step: Step) -> set[str]:
-    """What may follow a step that ended like this. A container fails like what failed inside it."""
+    """What follows a step that ended like this."""
     spec = place.spec
     if step.status in DONE:
         decided = step.result.get("then") if step.kind == "decision" and isinstance(step.result, dict) else None
         return {decided or spec.on_success or place.following}
     if step.status is not StepStatus.FAILED_FINAL:
         return set()
-    late, failed = spec.on_timeout or spec.on_failure or FAIL, spec.on_failure or FAIL
-    if step.kind in CONTAINERS:
-        return {late, failed}
-    return {late if step.attempt.outcome in TIMED_OUT else failed}
+    late = step.attempt.outcome in TIMED_OUT and spec.on_timeout is not None
+    return {(spec.on_timeout if late else spec.on_failure) or FAIL}
 
 
 def visits_stay_within_their_limit(change: Change, known: Known) -> Iterator[str]:
     for was, step in change.steps():
         spec = change.spec(step)
         over = step.last_error is not None and step.last_error.code == "VISIT_LIMIT"
-        if step.visit > spec.max_visits and not over:
+        if step.visit > spec.max_visits and not over and step.run_no == change.record.job.run_no:
             yield f"step {step.step_id} is at visit {step.visit} of {spec.max_visits}"
         limit = spec.retry_policy.max_attempts or known.defaults.max_attempts
         if step.tries > limit:
             yield f"step {step.step_id} is at try {step.tries} of {limit}"
         counted = was is not None and (was.run_no, was.visit) == (step.run_no, step.visit) and step.tries > 1
         repaired = any(e.attempt.outcome is AttemptOutcome.REPAIRED for e in change.decision.attempts)
-        if counted and was is not None and step.attempt.adopted_from is None:
+        supplied = step.status is StepStatus.SKIPPED or step.attempt.adopted_from is not None
+        if counted and was is not None and not supplied:
             more = step.attempt.attempt_no - was.attempt.attempt_no
             if not repaired and step.tries - was.tries != more:
                 yield f"step {step.step_id} took {more} attempts and counts {step.tries - was.tries}"
@@ -220,6 +231,7 @@ def a_cancelled_job_goes_nowhere(change: Change, _: Known) -> Iterator[str]:
 
 
 FLOW_RULES: tuple[Rule, ...] = (
+    runs_are_remembered,
     no_flow_is_lost_or_doubled,
     scopes_are_open_containers,
     joins_count_right,

@@ -24,6 +24,8 @@ from tests.simulation.line_rules import LINE_RULES
 from tests.simulation.scenery import RETRY_INTERVAL
 from tests.simulation.trace import Broken, Trace
 
+KEY_LENGTH = 64  # of a SHA-256 in hex
+
 
 class Monitor:
     def __init__(
@@ -32,12 +34,12 @@ class Monitor:
         disk: Disk,
         faults: Faults,
         defaults: Defaults,
-        max_unacked: int,
+        limits: tuple[int, int],
         *,
         varied: bool,
     ) -> None:
         self.trace = Trace(loop)
-        self.known = Known(defaults, max_unacked, ledger_totals=disk.totals, reviews=disk.review_items)
+        self.known = Known(defaults, *limits, ledger_totals=disk.totals, reviews=disk.review_items)
         self.broken: Broken | None = None
         self.deaf = False
         self._loop = loop
@@ -144,7 +146,9 @@ class Monitor:
         if self._varied:
             if step.attempt.lease_id != directive.lease_id:
                 return
-            earlier = {s.step_id: s for s in beside(record, step) if s.index < step.index and stands(record.job, s)}
+            earlier = {
+                s.step_id: s for s in beside(record, step) if s.index < step.index and stands(self.known, record.job, s)
+            }
         given = {spec_id(step_id): directive.inputs.get(spec_id(step_id)) for step_id in earlier}
         for step_id, other in earlier.items():
             told = given[spec_id(step_id)]
@@ -166,12 +170,13 @@ class Monitor:
 
     def calls_out(self, call: Outgoing, what: str) -> None:
         """The engine sends a request: one for each attempt that was handed over, repeated only behind a guard."""
-        calls, key = self.known.calls, call.idempotency_key
+        calls, key = self.known.calls, call.idempotency_key[:KEY_LENGTH]  # a guard's request has a key of its own
         calls[key, what] += 1
         made, asked = calls[key, "make"] + calls[key, "hook"], calls[key, "guard"]
         self.trace.note("outside", "", what, key[:8], made)
         self.require(made <= self.known.handed[key], "calls are attempts", "", f"{call.url} was called {made} times")
-        self.require(not asked or made <= asked + 1, "guards are asked first", "", f"{call.url}: {made} and {asked}")
+        careful = key not in self.known.guarded or made <= asked + 1
+        self.require(careful, "guards are asked first", "", f"{call.url}: {made} and {asked}")
 
     def log(self, _: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         """Errors in the log are surprises, unless we made them."""

@@ -13,7 +13,7 @@ from lucius.ports.calls import Answer, Closed, Outgoing, Slot
 from lucius.ports.errors import CallFailed
 from tests.simulation.clock import LoopClock
 from tests.simulation.faults import Faults
-from tests.simulation.monitor import Monitor
+from tests.simulation.monitor import KEY_LENGTH, Monitor
 from tests.simulation.protocols import OUTSIDE
 
 MOST_AT_ONCE = 2
@@ -65,7 +65,7 @@ class Line:
             raise CallFailed("CONNECTION_FAILED", "injected", sent=False)
         await asyncio.sleep(rng.choice((0.0, 0.01, 0.3)))
         if what == "guard":
-            made = outside.made.get(call.idempotency_key)
+            made = outside.made.get(call.idempotency_key[:KEY_LENGTH])
             return Answer(status=200, headers={}, body={"done": made is not None, "made": made})
         if faults.hit("call_slowed"):
             return outside.slow_down()

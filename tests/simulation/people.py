@@ -21,6 +21,7 @@ from tests.simulation.clients import BUSY
 from tests.simulation.clock import VirtualLoop
 from tests.simulation.disk import Disk
 from tests.simulation.faults import Faults
+from tests.simulation.flow_rules import FROM_HERE
 from tests.simulation.monitor import Monitor
 from tests.simulation.process import Network, Process, Unanswered
 from tests.simulation.protocols import FINANCE, PEOPLE
@@ -148,7 +149,8 @@ class People:
                 return Deed(act, lambda runtime: runtime.operations.cancel(job_id, who, "changed my mind"))
             case "retry" | "retry_from":
                 start = rng.choice(record.protocol.steps).step_id if act == "retry_from" else None
-                return Deed(act, lambda runtime: runtime.operations.retry(job_id, who, "again", start))
+                why = FROM_HERE if start else "again"
+                return Deed(act, lambda runtime: runtime.operations.retry(job_id, who, why, start))
             case _:
                 items = self._items(record, stale=act == "adopt")
                 return self._review(act, rng.choice(items), who) if items else None

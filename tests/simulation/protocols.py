@@ -193,8 +193,7 @@ class Author:
             step_id=name,
             kind="external_call",
             external_call=call,
-            lease_ms=rng.choice((2_000, 5_000)),
-            timeout_ms=rng.choice((None, 1_500)),
+            timeout_ms=rng.choice((1_000, 2_500)),
             retry_policy=self._retry(),
             retry_safety="SAFE_TO_RETRY_WITH_GUARD" if guarded else rng.choice(("SAFE_TO_RETRY", "NOT_SAFE_TO_RETRY")),
             compensation=self._handler(name) if not in_map and rng.random() < self._undoes else None,
@@ -202,7 +201,7 @@ class Author:
 
     def _notify(self, name: str) -> StepSpec:
         hook = Notify(url=f"{OUTSIDE}/hook/{name}", type="pages.counted", data={"n": "${input.n}"})
-        return StepSpec(step_id=name, kind="notify", notify=hook, lease_ms=2_000, retry_policy=self._retry())
+        return StepSpec(step_id=name, kind="notify", notify=hook, timeout_ms=1_000, retry_policy=self._retry())
 
     def _container(self, name: str, kind: str, seen: tuple[str, ...], depth: int, *, in_map: bool) -> StepSpec:
         rng = self._rng
@@ -237,28 +236,38 @@ class Author:
                     spec,
                     on_success=rng.choice([*onward, FAIL]) if rng.random() < 0.08 else None,
                     on_failure=rng.choice([*onward, *back]) if rng.random() < 0.3 else None,
-                    on_timeout=rng.choice([*onward, *back]) if rng.random() < 0.1 else None,
+                    on_timeout=rng.choice([*onward, *back]) if rng.random() < 0.15 and _can_time_out(spec) else None,
                 )
             wired.append(replace(spec, max_visits=rng.randint(1, 3)))
         return wired
 
 
+def _can_time_out(spec: StepSpec) -> bool:
+    return spec.kind == "task" or spec.timeout_ms is not None
+
+
 def _reachable(specs: list[StepSpec]) -> list[StepSpec]:
     """With what keeps a step from being reached undone: the step before it leads on to it again."""
+    while missed := _first_missed(specs):
+        before, missing = specs[missed - 1], specs[missed].step_id
+        if before.decision is not None:
+            specs[missed - 1] = replace(before, decision=replace(before.decision, otherwise=missing))
+        else:
+            specs[missed - 1] = replace(before, on_success=None)
+    return specs
+
+
+def _first_missed(specs: list[StepSpec]) -> int:
+    """The number of the first step that nothing before it leads to; 0 if there is none."""
     reached = {specs[0].step_id}
     for at, spec in enumerate(specs):
         if spec.step_id not in reached:
-            before = specs[at - 1]
-            if before.decision is not None:
-                specs[at - 1] = replace(before, decision=replace(before.decision, otherwise=spec.step_id))
-            else:
-                specs[at - 1] = replace(before, on_success=None)
+            return at
         reached |= _targets(spec, specs[at + 1].step_id if at + 1 < len(specs) else SUCCEED)
-    return specs
+    return 0
 
 
 def _targets(spec: StepSpec, following: str) -> set[str]:
     if spec.decision is not None:
         return {spec.decision.otherwise, *(choice.then for choice in spec.decision.choices)}
-    named = {spec.on_failure, spec.on_timeout} - {None}
-    return {spec.on_success or following, *(target for target in named if target is not None)}
+    return {spec.on_success or following, *(t for t in (spec.on_failure, spec.on_timeout) if t is not None)}

@@ -6,6 +6,7 @@ from lucius.adapters.ledger_memory import _Record
 from lucius.core.chain import walk
 from lucius.core.model import AttemptOutcome, Instant, JobStatus, OutboxStatus, ReviewStatus
 from tests.simulation.disk import Disk
+from tests.simulation.flow_rules import is_stopping
 from tests.simulation.invariants import clocks
 from tests.simulation.monitor import Monitor
 
@@ -17,7 +18,7 @@ HANDOVER_MS = 850  # how long a row takes to leave at most: the publishes before
 def look_at_clocks(monitor: Monitor, disk: Disk, healed_at: Instant, now: Instant) -> None:
     """No deadline of a live job may have passed unseen."""
     for job_id, record in disk.records.items():
-        if not record.job.live:
+        if not record.job.live or is_stopping(record.job):
             continue
         for what, clock in _clocks(record):
             late = now - max(clock, healed_at + RECOVERY_MS)

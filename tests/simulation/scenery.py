@@ -8,6 +8,7 @@ from lucius.ports.errors import ProtocolError
 from lucius.settings import Settings
 from tests.simulation.protocols import SERVICES, draw_protocol
 
+LEASE_SLACK_MS = 1_500  # what the engine's own calls have beyond their timeout
 RETRY_INTERVAL = 1.0  # seconds between looks at a bus that is down
 
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from lucius import wiring
 from lucius.adapters import group_commit
 from lucius.adapters.expressions import CelTools
+from lucius.core import calls, draft
 from lucius.core.decision import Env
 from lucius.core.model import JobStatus, OutboxStatus, StepStatus
 from lucius.engine import relay, sweeper
@@ -30,12 +31,13 @@ from tests.simulation.people import People
 from tests.simulation.process import Fleet, Network, Process, Unanswered
 from tests.simulation.protocols import SERVICES
 from tests.simulation.rest import look_at_calm, look_at_clocks, look_at_the_end, look_at_varied_calm
-from tests.simulation.scenery import FixedProtocols, draw_settings
+from tests.simulation.scenery import LEASE_SLACK_MS, FixedProtocols, draw_settings
 from tests.simulation.services import Service
 from tests.simulation.trace import Broken
 
 MAX_STEPS = 400_000
 CLIENTS, VARIED_CLIENTS = (3, 8), (2, 5)
+FEW_ROWS = 16  # of a decision: what it leaves over goes on in the next one, and anything may happen in between
 TOOLS = CelTools()  # keeps nothing but what it has compiled
 REST_WITHIN = 240.0  # once nothing goes wrong any more, every job ends within this time
 ECHOES = 6.0  # how long what people asked for before may still be on its way
@@ -61,8 +63,8 @@ class World:
         self.settings = draw_settings(rng, self.pushes)
         self.faults = Faults(rng)
         self.disk = Disk(self.faults, rng)
-        defaults, max_unacked = self.settings.defaults, self.settings.max_unacked
-        self.monitor = Monitor(loop, self.disk, self.faults, defaults, max_unacked, varied=self.varied)
+        limits = self.settings.max_unacked, self.settings.tenant_inflight
+        self.monitor = Monitor(loop, self.disk, self.faults, self.settings.defaults, limits, varied=self.varied)
         gap_ms = max(sweeper.GAP_MS, round(self.settings.sweep_interval * 4000))
         self.fleet = Fleet(loop, rng, self.disk, self.faults, self.monitor, self._build, gap_ms)
         self.network = Network(loop, rng, self.faults, self.fleet)
@@ -72,6 +74,7 @@ class World:
         self.replicas = 2 if rng.random() < 0.35 else 1
         self.window = rng.uniform(8.0, 20.0)
         self.batch, self.group = rng.choice((3, 200)), rng.choice((1, 3, 256))
+        self.rows = rng.choice((draft.MAX_ROWS, draft.MAX_ROWS, FEW_ROWS))
         self._protocols = FixedProtocols(rng, varied=self.varied)
         self._ids = count(1)
         self._freeze_in: dict[tuple[str, str], float] = {}
@@ -135,6 +138,8 @@ class World:
         try:
             with (
                 mock.patch.multiple(wiring, ProtocolsDir=lambda *_: self._protocols, new_job_id=self.new_id),
+                mock.patch.object(calls, "LEASE_SLACK_MS", LEASE_SLACK_MS),
+                mock.patch.object(draft, "MAX_ROWS", self.rows),
                 mock.patch.object(group_commit, "MAX_GROUP", self.group),
                 mock.patch.object(relay, "BATCH", self.batch),
                 mock.patch.object(sweeper, "BATCH", self.batch),
