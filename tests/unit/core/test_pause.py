@@ -262,6 +262,7 @@ class TestTheJobsTime:
         story.resume()
         assert story.settle().status == "FAILED_FINAL"
         story.retry()
+        assert story.job.due_at == story.job.deadline
         story.pause()
         story.approve("ok")
         assert isinstance(story.tick(), Ignored)
