@@ -5,7 +5,7 @@ the job as a ledger would load for it, and on the whole. Both must be the same: 
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -48,6 +48,7 @@ from lucius.core.transitions import NOT_STARTED
 from tests.unit.core.acts import Acts
 from tests.unit.core.expressions import PythonTools
 from tests.unit.core.invariants import Books
+from tests.unit.core.spoken import Lease, failure, success
 
 SECOND = 1_000
 MINUTE = 60 * SECOND
@@ -86,14 +87,6 @@ def command(tenant_id: str = "acme", payload: dict[str, Any] | None = None) -> C
         correlation_id="corr-1",
         submitted_by="key:tests",
     )
-
-
-class Lease(NamedTuple):
-    """What a service holds of an attempt: the names that its callbacks must carry."""
-
-    step_id: str
-    attempt_no: int
-    lease_id: str
 
 
 FENCED = (Callback, HandOverStarted, HandOverReleased, HandedOver, HandOverFailed)
@@ -388,32 +381,3 @@ class Story(Acts):
                 return self
             assert self.tick() == Applied(), "due, and nothing to do"
         raise AssertionError("it never settles")
-
-
-def success(lease: Lease, result: Any = None, **extra: Any) -> Succeeded:
-    return Succeeded(
-        step_id=lease.step_id,
-        attempt_no=lease.attempt_no,
-        lease_id=lease.lease_id,
-        extra=extra,
-        result={"pages": 3} if result is None else result,
-        artifact_refs=["file:///w/pages.json"],
-    )
-
-
-def failure(
-    lease: Lease,
-    failure_class: FailureClass = FailureClass.RETRYABLE,
-    code: str = "OUT_OF_PAPER",
-    retry_after_ms: int | None = None,
-    **extra: Any,
-) -> Failed:
-    return Failed(
-        step_id=lease.step_id,
-        attempt_no=lease.attempt_no,
-        lease_id=lease.lease_id,
-        extra=extra,
-        failure_class=failure_class,
-        error=ErrorInfo(code, "it did not work"),
-        retry_after_ms=retry_after_ms,
-    )

@@ -10,7 +10,8 @@ from lucius.core.inputs import Compensate, DeadlinePassed, Discard, Input, Retry
 from lucius.core.model import Job, JobStatus, Mode, ReviewStatus, Step, StepStatus
 from lucius.core.protocol import Parallel, Policies, Protocol, StepSpec, digest
 from lucius.core.routing import route
-from tests.unit.core.builders import T0, Lease, command, failure, success
+from tests.unit.core.builders import T0, command
+from tests.unit.core.spoken import Lease, failure, success
 
 NOT_SAFE = "NOT_SAFE_TO_RETRY"
 

@@ -50,9 +50,10 @@ from lucius.core.model import (
     ReviewStatus,
     StepStatus,
 )
-from tests.unit.core.builders import JOB_ID, NEVER_LEASED, Lease, Story, failure, success
+from tests.unit.core.builders import JOB_ID, NEVER_LEASED, Story
 from tests.unit.core.kind_situations import KIND_SITUATIONS, WITHOUT_A_SERVICE
 from tests.unit.core.situations import SITUATIONS as TASK_SITUATIONS
+from tests.unit.core.spoken import Lease, failure, success
 
 TABLE = Path(__file__).with_name("every_pair.txt")
 REFUSED = ErrorInfo("HANDOVER_FAILED", "refused")

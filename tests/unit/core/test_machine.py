@@ -14,9 +14,10 @@ from lucius.core.decision import Defaults
 from lucius.core.inputs import Ack, Cancel, DeadlinePassed, HandedOver, Heartbeat, Start
 from lucius.core.model import NEVER, WITH_SERVICE, FailureClass, OutboxStatus, StepStatus
 from lucius.core.protocol import RetryPolicy
-from tests.unit.core.builders import JOB_ID, MINUTE, NEVER_LEASED, SECOND, STEPS, T0, Lease, Story, three_steps
-from tests.unit.core.builders import failure as failure_of
-from tests.unit.core.builders import success as success_of
+from tests.unit.core.builders import JOB_ID, MINUTE, NEVER_LEASED, SECOND, STEPS, T0, Story, three_steps
+from tests.unit.core.spoken import Lease
+from tests.unit.core.spoken import failure as failure_of
+from tests.unit.core.spoken import success as success_of
 
 LEAPS = (0, 1, SECOND, 30 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE)
 LONG_ENOUGH = 8  # steps after which an ended job has shown that it does not change

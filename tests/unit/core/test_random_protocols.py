@@ -15,10 +15,11 @@ from lucius.core.decision import Applied, Defaults
 from lucius.core.inputs import Cancel, DeadlinePassed, HandedOver, Input, Pause
 from lucius.core.model import NEVER, FailureClass, Step, StepStatus
 from lucius.core.protocol import Protocol
-from tests.unit.core.builders import MINUTE, SECOND, Lease, Story
-from tests.unit.core.builders import failure as failure_of
-from tests.unit.core.builders import success as success_of
+from tests.unit.core.builders import MINUTE, SECOND, Story
 from tests.unit.core.random_protocols import CLASSES, PAYLOAD, SIGNALS, protocols
+from tests.unit.core.spoken import Lease
+from tests.unit.core.spoken import failure as failure_of
+from tests.unit.core.spoken import success as success_of
 
 EXAMPLES = int(os.environ.get("CORE_EXAMPLES", "120"))
 LEAPS = (0, 1, SECOND, 30 * SECOND, MINUTE, 5 * MINUTE, 60 * MINUTE)

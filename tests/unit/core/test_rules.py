@@ -13,7 +13,8 @@ from lucius.core.inputs import Cap, DeadlinePassed, Start
 from lucius.core.model import AttemptOutcome, BlockedReason, Disposition, FailureClass, JobStatus, OutboxStatus
 from lucius.core.protocol import RetryPolicy
 from lucius.core.steps import step_idempotency_key
-from tests.unit.core.builders import JOB_ID, MINUTE, NEVER_LEASED, SECOND, Lease, Story, success, three_steps
+from tests.unit.core.builders import JOB_ID, MINUTE, NEVER_LEASED, SECOND, Story, three_steps
+from tests.unit.core.spoken import Lease, success
 
 APPLIED, DUPLICATE, LATE, STALE = Disposition.APPLIED, Disposition.DUPLICATE, Disposition.LATE, Disposition.STALE
 

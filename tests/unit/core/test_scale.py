@@ -13,9 +13,10 @@ from lucius.core.decision import Applied, Decision, JobView, MissingSteps
 from lucius.core.inputs import DeadlinePassed, HandedOver, Input, Retry, Start
 from lucius.core.model import Job, JobStatus, Step, StepStatus
 from lucius.core.protocol import Protocol
-from tests.unit.core.builders import Lease, Story, failure, success
+from tests.unit.core.builders import Story
 from tests.unit.core.invariants import MAX_ROWS
 from tests.unit.core.shapes import call, decision, each, parallel, protocol, task
+from tests.unit.core.spoken import Lease, failure, success
 
 TIMES_AS_LONG = 4  # what a machine that does other things too may make of the same work
 
