@@ -25,7 +25,8 @@ from tests.unit.core.shapes import (
 Choose = Callable[[Sequence[Any]], Any]
 PAYLOAD = {"flag": True, "list": [1, 2, 3], "at": "2023-11-14T22:30:00Z"}
 CONDITIONS = ("True", "False", "input.flag", "job.run_no > 1", "input.nothing", "item_index > 0")
-ITEMS = ("range(0)", "range(1)", "range(2)", "range(14)", "input.list", "input.list", "input.nothing", "item")
+ITEMS = ("range(0)", "range(1)", "range(2)", "input.list", "input.list", "input.nothing", "item")
+MANY = "range(14)"  # with as many at once, more than one decision can stop
 BODIES = ({"a": 1}, {"flag": "${input.flag}"}, {"item": "${item}"}, {"no": "${input.nothing}"})
 SIGNALS = ("go", "come")
 SAFETY = ("SAFE_TO_RETRY", "SAFE_TO_RETRY", NOT_SAFE, "SAFE_TO_RETRY_WITH_GUARD")
@@ -73,7 +74,8 @@ class Author:
             branches = [self.steps(depth + 1, in_map, 2) for _ in range(self.pick(1, 2, 3))]
             return parallel(name, *branches, **fields)
         body = self.steps(depth + 1, True, 2)
-        return each(name, self.pick(*ITEMS), *body, at_once=self.pick(1, 2, 3, 12), **fields)
+        items = self.pick(*ITEMS, *(() if in_map else (MANY,)))
+        return each(name, items, *body, at_once=self.pick(1, 2, 3, 12), **fields)
 
     def leaf(self, name: str, names: list[str], in_map: bool, fields: dict[str, Any]) -> StepSpec:
         match self.pick(*LEAVES):
