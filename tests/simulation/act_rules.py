@@ -14,7 +14,7 @@ from lucius.core.model import (
     StepStatus,
 )
 from lucius.core.protocol import spec_id
-from tests.simulation.flow_rules import FROM_HERE, stands
+from tests.simulation.flow_rules import FROM_HERE, goes_on, stands
 from tests.simulation.invariants import DISPATCHED, Change, Known, Rule, surely_stayed
 from tests.simulation.protocols import FINANCE
 
@@ -95,7 +95,7 @@ def a_run_starts_where_the_last_one_stopped(change: Change, _: Known) -> Iterato
         return
     was, start = before.job, plan.places[started.data["from_step"]]
     stopped = {was.failure.step_id if was.failure and was.failure.step_id else was.current_step_id}
-    stopped |= {*(was.compensation.done if was.compensation else ())}
+    stopped |= {name for name, step in before.steps.items() if step.undone}
     stopped |= {token.before for token in was.ready if token.target == "UNDO"}
     places = [plan.places[plan.ancestor(name)] for name in stopped if name is not None]
     places = [plan.places[place.handler_of] if place.handler_of else place for place in places]
@@ -201,7 +201,7 @@ def votes_decide(change: Change, _: Known) -> Iterator[str]:
             yield f"{step.step_id} is approved by {voters}, {approval.quorum} must, {against} are against"
         if step.attempt.outcome is AttemptOutcome.REJECTED and not against:
             yield f"{step.step_id} is rejected and nobody did"
-        open_ = step.status is StepStatus.AWAITING_APPROVAL and change.record.job.paused is None
+        open_ = step.status is StepStatus.AWAITING_APPROVAL and goes_on(change.record.job)
         if open_ and (against or enough):
             yield f"{step.step_id} has its votes and is not decided"
 
@@ -229,7 +229,7 @@ def no_signal_is_lost(change: Change, known: Known) -> Iterator[str]:
         if job_id == change.job_id and kept.count(name) != count:
             yield f"of signal {name} {count} should be kept, and {kept.count(name)} are"
     awaited = [change.record.steps[step_id].awaits for step_id in job.active]
-    if job.paused is None and job.live and any(name in kept for name in awaited if name):
+    if goes_on(job) and any(name in kept for name in awaited if name):
         yield f"{kept} were given, and steps go on waiting for {awaited}"
 
 
@@ -275,7 +275,8 @@ def _in_reverse(change: Change, known: Known, todo: list[str], order: list[str])
         step, handler = record.steps[name], change.spec(record.steps[name]).compensation
         undo = record.steps.get(handler.step_id) if handler else None
         undone = undo is not None and undo.status is StepStatus.SUCCEEDED and undo.created_at >= step.created_at
-        if stands(known, job, step) and not undone and name not in todo:
+        done = step.status is StepStatus.SUCCEEDED and stands(known, job, step)  # what a person skipped left no effect
+        if done and not undone and name not in todo:
             yield f"{name} stands and is not among what is undone: {todo}"
 
 

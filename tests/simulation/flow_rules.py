@@ -41,6 +41,12 @@ def is_stopping(job: Job) -> bool:
     return uncleared or job.stopping is not None or any(scope.failing is not None for scope in job.scopes)
 
 
+def goes_on(job: Job) -> bool:
+    """Nothing holds it, ends it, or has yet to be caught up on."""
+    held = job.paused is not None or job.catching_up or job.status is JobStatus.CANCELLING
+    return job.live and not held and not is_stopping(job)
+
+
 def no_flow_is_lost_or_doubled(change: Change, _: Known) -> Iterator[str]:
     """A flow is a running step or a token. The job has one, each branch and each item that was started has one."""
     record, job = change.record, change.record.job

@@ -68,9 +68,13 @@ class Author:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._undoes = rng.choice((0.2, 0.2, 0.9))
+        self._careful = rng.random() < 0.4  # all that is done can be undone, so nothing leads back
         self._named = 0
         self._containers = 0
+
+    @property
+    def _likely_undone(self) -> float:
+        return 0.9 if self._careful else 0.3
 
     def flow(self, length: int, seen: tuple[str, ...], depth: int, *, in_map: bool) -> tuple[StepSpec, ...]:
         """A list of steps. `seen` names those with a number for a result that expressions here can read."""
@@ -80,7 +84,7 @@ class Author:
             specs.append(spec)
             if spec.kind in ("task", "external_call"):
                 seen = (*seen, spec.step_id)
-        return tuple(_reachable(self._wired(specs)))
+        return tuple(_undone_once(_reachable(self._wired(specs))))
 
     def _step(self, seen: tuple[str, ...], depth: int, *, in_map: bool) -> StepSpec:
         kinds = [kind for kind in KINDS if kind not in ("parallel", "map") or (depth < 2 and self._containers < 2)]
@@ -117,7 +121,7 @@ class Author:
             retry_policy=self._retry(),
             retry_safety=safety,  # type: ignore[arg-type]
             guard={"look": "first"} if safety == "SAFE_TO_RETRY_WITH_GUARD" else None,
-            compensation=self._handler(name) if not in_map and rng.random() < self._undoes else None,
+            compensation=self._handler(name) if not in_map and rng.random() < self._likely_undone else None,
         )
 
     def _retry(self) -> RetryPolicy:
@@ -196,7 +200,7 @@ class Author:
             timeout_ms=rng.choice((1_000, 2_500)),
             retry_policy=self._retry(),
             retry_safety="SAFE_TO_RETRY_WITH_GUARD" if guarded else rng.choice(("SAFE_TO_RETRY", "NOT_SAFE_TO_RETRY")),
-            compensation=self._handler(name) if not in_map and rng.random() < self._undoes else None,
+            compensation=self._handler(name) if not in_map and rng.random() < self._likely_undone else None,
         )
 
     def _notify(self, name: str) -> StepSpec:
@@ -227,7 +231,7 @@ class Author:
         rng, names = self._rng, [spec.step_id for spec in specs]
         wired = []
         for at, spec in enumerate(specs):
-            onward, back = [*names[at + 1 :], SUCCEED], names[: at + 1]
+            onward, back = [*names[at + 1 :], SUCCEED], [] if self._careful else names[: at + 1]
             if spec.decision is not None:
                 choices = tuple(replace(c, then=rng.choice([*onward, *back, FAIL])) for c in spec.decision.choices)
                 spec = replace(spec, decision=Decide(choices=choices, otherwise=onward[0]))
@@ -265,6 +269,31 @@ def _first_missed(specs: list[StepSpec]) -> int:
             return at
         reached |= _targets(spec, specs[at + 1].step_id if at + 1 < len(specs) else SUCCEED)
     return 0
+
+
+def _undone_once(specs: list[StepSpec]) -> list[StepSpec]:
+    """Without handlers in loops, where they would undo the last visit only."""
+    names = [spec.step_id for spec in specs]
+    ways = {spec.step_id: _targets(spec, after) for spec, after in zip(specs, [*names[1:], SUCCEED], strict=True)}
+    return [_without_handlers(spec) if spec.step_id in _ahead(ways, spec.step_id) else spec for spec in specs]
+
+
+def _ahead(ways: dict[str, set[str]], name: str) -> set[str]:
+    """All that a flow may come to from a step."""
+    found: set[str] = set()
+    look_at = [name]
+    while look_at:
+        new = ways.get(look_at.pop(), set()) - found
+        found |= new
+        look_at += sorted(new)
+    return found
+
+
+def _without_handlers(spec: StepSpec) -> StepSpec:
+    if spec.parallel is None:
+        return replace(spec, compensation=None)
+    branches = {name: tuple(map(_without_handlers, steps)) for name, steps in spec.parallel.branches.items()}
+    return replace(spec, parallel=replace(spec.parallel, branches=branches))
 
 
 def _targets(spec: StepSpec, following: str) -> set[str]:
