@@ -221,6 +221,7 @@ class Plan:
         self.places: dict[str, Place] = {}
         self.repeated: list[str] = []
         self._retry_policy = retry_policy
+        self._seen: dict[str, tuple[str, ...]] = {}
         self._lay_out(steps, None, None, 0)
 
     def _lay_out(self, steps: tuple[StepSpec, ...], container: str | None, branch: str | None, maps: int) -> None:
@@ -260,10 +261,21 @@ class Plan:
             found.append(at_items(name, items[: place.maps]))
         return found
 
-    def are_apart(self, name: str, place: Place) -> bool:
+    def seen_from(self, name: str) -> tuple[str, ...]:
+        """The steps whose results a step may get: those before it, unless beside it; a handler may get all."""
+        found = self._seen.get(name)
+        if found is None:
+            place = self.places[name]
+            before = len(self.places) if place.handler_of is not None else place.index
+            earlier = (other for other, at in self.places.items() if at.index < before)
+            found = self._seen[name] = tuple(other for other in earlier if not self._are_apart(other, place))
+        return found
+
+    def _are_apart(self, name: str, place: Place) -> bool:
         """Whether two steps are in different branches of one parallel: which of them is first is a matter of chance."""
-        theirs = dict(self._branches(self.places[name]))
-        return any(theirs.get(container, branch) != branch for container, branch in self._branches(place))
+        ours = self._branches(place)
+        theirs = dict(self._branches(self.places[name])) if ours else {}
+        return any(theirs.get(container, branch) != branch for container, branch in ours)
 
     def _branches(self, place: Place) -> list[tuple[str, str]]:
         """The parallels around a step, and in which branch of each it is."""

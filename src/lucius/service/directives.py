@@ -106,18 +106,17 @@ def seen_from(protocol: Protocol, step_id: str) -> list[str]:
     """The steps that a directive may need: the step itself, those before it in its own flow and around it, and the
     maps it is in. A handler sees all that its job did."""
     plan, items = protocol.plan, items_of(step_id)
-    place = plan.places[spec_id(step_id)]
-    before = len(plan.places) if place.handler_of is not None else place.index
-    earlier = [name for name, other in plan.places.items() if other.index < before]
-    return [*(step_id_seen(plan, name, items) for name in earlier if not plan.are_apart(name, place)), step_id]
+    seen = plan.seen_from(spec_id(step_id))
+    return [*(seen if not items else (step_id_seen(plan, name, items) for name in seen)), step_id]
 
 
 def _inputs(view: JobView, step: Step) -> dict[str, StepInput]:
     """Results of earlier steps, by the protocol's names; inside a map, those of the same item."""
+    seen = (view.steps.get(name) for name in seen_from(view.protocol, step.step_id)[:-1])
     return {
-        spec_id(name): StepInput(view.steps[name].result, view.steps[name].artifact_refs)
-        for name in seen_from(view.protocol, step.step_id)
-        if name in view.steps and name != step.step_id and _is_done(view, view.steps[name])
+        spec_id(other.step_id): StepInput(other.result, other.artifact_refs)
+        for other in seen
+        if other is not None and _is_done(view, other)
     }
 
 
