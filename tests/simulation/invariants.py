@@ -241,7 +241,8 @@ def deadlines_are_kept(change: Change, known: Known) -> Iterator[str]:
 
 def a_cancel_lets_services_finish(change: Change, _: Known) -> Iterator[str]:
     """What is with a service, or may be, is not ended by asking for a cancel (rule 8)."""
-    if not change.has("CANCEL_REQUESTED"):
+    ending = change.before is not None and change.before.job.stopping is not None
+    if not change.has("CANCEL_REQUESTED") or ending:
         return
     for was, step in change.steps():
         out = was is not None and (was.status in WITH_SERVICE or was.attempt.claimed_at is not None)
@@ -272,7 +273,7 @@ def retries_wait_their_backoff(change: Change, _: Known) -> Iterator[str]:
             yield f"step {step.step_id} waits {wait} ms, and was asked to wait {RETRY_AFTER_MS}"
     asked = change.has("HANDOVER_RETRY_REQUESTED")
     for was, step in change.steps():
-        if was is None or (was.run_no, was.visit) != (step.run_no, step.visit):
+        if was is None or (was.run_no, was.visit, was.tries + 1) != (step.run_no, step.visit, step.tries):
             continue
         if was.status is StepStatus.FAILED_RETRY and step.status is StepStatus.DISPATCHING and not asked:
             due = was.retry_at

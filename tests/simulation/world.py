@@ -15,10 +15,13 @@ from msgspec.structs import replace
 from lucius import wiring
 from lucius.adapters import group_commit
 from lucius.adapters.expressions import CelTools
+from lucius.adapters.ledger_memory import MemoryLedger
 from lucius.core import calls, draft
 from lucius.core.decision import Env
 from lucius.core.model import JobStatus, OutboxStatus, StepStatus
 from lucius.engine import relay, sweeper
+from lucius.observability.metrics import Metrics
+from lucius.ports.clock import SystemClock
 from lucius.ports.errors import LedgerFull
 from tests.simulation.broker import Broker
 from tests.simulation.clients import WHO, Client
@@ -38,10 +41,11 @@ from tests.simulation.trace import Broken
 MAX_STEPS = 400_000
 CLIENTS, VARIED_CLIENTS = (3, 8), (2, 5)
 FEW_ROWS = 16  # of a decision: what it leaves over goes on in the next one, and anything may happen in between
+METRICS = Metrics(MemoryLedger(), SystemClock())  # making names for them anew in every world would take its time
 TOOLS = CelTools()  # keeps nothing but what it has compiled
 REST_WITHIN = 240.0  # once nothing goes wrong any more, every job ends within this time
 ECHOES = 6.0  # how long what people asked for before may still be on its way
-AFTERMATH = 12.0  # and late messages find nothing to change
+AFTERMATH, VARIED_AFTERMATH = 12.0, 6.0  # and late messages find nothing to change
 
 
 class Outcome(Struct, frozen=True):
@@ -138,6 +142,7 @@ class World:
         try:
             with (
                 mock.patch.multiple(wiring, ProtocolsDir=lambda *_: self._protocols, new_job_id=self.new_id),
+                mock.patch.object(wiring, "Metrics", return_value=METRICS),
                 mock.patch.object(calls, "LEASE_SLACK_MS", LEASE_SLACK_MS),
                 mock.patch.object(draft, "MAX_ROWS", self.rows),
                 mock.patch.object(group_commit, "MAX_GROUP", self.group),
@@ -182,7 +187,7 @@ class World:
         self._heal()
         await self._rest(living)
         look_at_the_end(self.monitor, self.disk)
-        await asyncio.sleep(AFTERMATH)
+        await asyncio.sleep(VARIED_AFTERMATH if self.varied else AFTERMATH)
         look_at_the_end(self.monitor, self.disk)
         if self.faults.calm and self.varied:
             look_at_varied_calm(self.monitor, self.disk)
