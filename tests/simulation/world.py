@@ -38,7 +38,7 @@ from tests.simulation.scenery import LEASE_SLACK_MS, FixedProtocols, draw_settin
 from tests.simulation.services import Service
 from tests.simulation.trace import Broken
 
-MAX_STEPS = 400_000
+MAX_STEPS = 60_000
 CLIENTS, VARIED_CLIENTS = (3, 8), (2, 5)
 FEW_ROWS = 16  # of a decision: what it leaves over goes on in the next one, and anything may happen in between
 METRICS = Metrics(MemoryLedger(), SystemClock())  # making names for them anew in every world would take its time
