@@ -1,0 +1,290 @@
+"""The file in which a service's processes keep their attempts: opened safely, set aside if damaged.
+
+One table serves the journal and the SQLite idempotency store, so that a result is spooled and remembered by one
+commit: nobody can find the one without the other.
+"""
+
+import os
+import secrets
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from lucius.worker.idempotency import StoreDown, StoreTooNew
+from lucius.worker.owners import OwnerLock, is_alive, remove_dead
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+APPLICATION_ID = 0x4C75776B
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_MS = 1_000
+OPENING_SECONDS = 10.0
+CHECKED_UP_TO_BYTES = 32 * 1024 * 1024
+"""Larger files are not checked page by page at every start; damage in them shows when it is met."""
+CHECKPOINT_PAGES = 4_000
+
+# owner: whose journal the row is in, until it is dropped. holder: who has claimed the attempt, until when (on the
+# machine's monotonic clock; a reboot ends every holder). What is short comes first: a scan then reads little.
+SCHEMA = """
+    CREATE TABLE attempts (
+        id INTEGER PRIMARY KEY,
+        key BLOB NOT NULL UNIQUE,
+        owner TEXT,
+        holder TEXT,
+        until REAL,
+        finished REAL,
+        directive BLOB,
+        result BLOB
+    )
+"""
+
+DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+T = TypeVar("T")
+
+
+class StateFile:
+    """One connection, used from one thread. Without a folder, everything is in memory."""
+
+    def __init__(self, folder: Path | None, *, sync: bool = False) -> None:
+        self._folder = folder
+        self._sync = sync
+        self._closed = False
+        self._open()
+
+    @property
+    def path(self) -> Path:
+        return (self._folder or Path()) / "journal.db"
+
+    def is_dead(self, owner: str) -> bool:
+        return owner != self.owner and (self._folder is None or not is_alive(self._folder / "owners", owner))
+
+    def write(self, act: Callable[[sqlite3.Connection], T]) -> T:
+        """All that `act` does, in one transaction, or nothing of it and StoreDown."""
+        self._stay_with_the_file()
+        return self._guarded(lambda: self._transact(act))
+
+    def execute(self, sql: str, *parameters: object) -> int:
+        """One statement that is a transaction of its own. Returns how many rows it changed."""
+        return self._guarded(lambda: self.connection.execute(sql, parameters).rowcount)
+
+    def rows(self, sql: str, *parameters: object) -> list[tuple[object, ...]]:
+        return self._guarded(lambda: self.connection.execute(sql, parameters).fetchall())
+
+    def used_bytes(self) -> int:
+        pages, free, size = (_pragma(self.connection, name) for name in ("page_count", "freelist_count", "page_size"))
+        return (pages - free) * size
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.connection.close()
+            if self._lock is not None:
+                self._lock.release()
+
+    def _guarded(self, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except sqlite3.Error as error:
+            if _code(error) not in DAMAGED or self._folder is None:
+                raise self._down(error) from error
+            self._reopen(f"it is damaged: {error}", damaged=True)
+        try:
+            return act()
+        except sqlite3.Error as error:
+            raise self._down(error) from error
+
+    def _transact(self, act: Callable[[sqlite3.Connection], T]) -> T:
+        connection = self.connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            outcome = act(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:  # SQLite has rolled back by itself after some errors
+                connection.execute("ROLLBACK")
+            raise
+        return outcome
+
+    def _stay_with_the_file(self) -> None:
+        """Another process may have set the file aside, or a person removed it: what we write must be found again."""
+        if self._folder is None:
+            return
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            self._reopen("it is gone")
+            return
+        if found.st_ino != self._inode:
+            self._reopen("another has taken its place")
+
+    def _reopen(self, reason: str, *, damaged: bool = False) -> None:
+        log.error("journal file lost while in use, going on with another", path=str(self.path), reason=reason)
+        self.connection.close()
+        if self._lock is not None:
+            self._lock.release()
+        self._open(self._inode if damaged else None)
+
+    def _open(self, damaged_inode: int | None = None) -> None:
+        self.owner = secrets.token_hex(8)
+        self._lock: OwnerLock | None = None
+        if self._folder is None:
+            self.connection = _connect(":memory:", self._sync)
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with OpeningLock(self._folder):
+                self._lock = OwnerLock(self._folder / "owners", self.owner)
+                if damaged_inode is not None and os.stat(self.path).st_ino == damaged_inode:
+                    _set_aside(self.path)  # unless another process has done so already
+                self.connection = _open_or_set_aside(self.path, self._sync)
+                self._inode = os.stat(self.path).st_ino
+                self._sweep()
+                remove_dead(self._folder / "owners")
+        except (OSError, sqlite3.Error) as error:
+            if self._lock is not None:
+                self._lock.release()
+            raise self._down(error) from error
+
+    def _sweep(self) -> None:
+        """Claims that nobody holds any more and that left no trace."""
+        unfinished = "owner IS NULL AND result IS NULL"
+        holders = [str(name) for (name,) in self.rows(f"SELECT DISTINCT holder FROM attempts WHERE {unfinished}")]
+        for dead in filter(self.is_dead, holders):
+            self.execute(f"DELETE FROM attempts WHERE {unfinished} AND holder = ?", dead)
+
+    def _down(self, error: Exception) -> StoreDown:
+        return StoreDown(f"journal {self.path}: {error}")
+
+
+class OpeningLock:
+    """One process at a time opens, sets aside or sweeps."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "journal.lock"
+        self._fd = -1
+
+    def __enter__(self) -> None:
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        deadline = time.monotonic() + OPENING_SECONDS
+        while not try_lock(self._fd):
+            if time.monotonic() > deadline:
+                os.close(self._fd)
+                raise TimeoutError("another process has been opening it for too long")
+            time.sleep(0.005)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def _open_or_set_aside(path: Path, sync: bool) -> sqlite3.Connection:
+    try:
+        return _open_checked(path, sync)
+    except sqlite3.Error as error:
+        if _code(error) not in DAMAGED:
+            raise
+        log.error("journal file is damaged", path=str(path), reason=str(error))
+    except (IsADirectoryError, PermissionError) as error:
+        log.error("journal file can't be read", path=str(path), reason=str(error))
+    _set_aside(path)
+    return _open_checked(path, sync)
+
+
+def _set_aside(path: Path) -> None:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    os.rename(path, aside)
+    for suffix in ("-wal", "-shm"):
+        if (part := path.with_name(path.name + suffix)).exists():
+            os.rename(part, aside.with_name(aside.name + suffix))
+    log.error("journal set aside, starting afresh: undelivered results in it are not sent", set_aside=str(aside))
+
+
+def _open_checked(path: Path, sync: bool) -> sqlite3.Connection:
+    # Ours alone: results quote documents, and tokens grant callbacks. SQLite gives its side files the same mode.
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    os.fchmod(fd, 0o600)
+    os.close(fd)
+    return _connect(str(path), sync)
+
+
+def _connect(path: str, sync: bool) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        _check(connection, path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        if _pragma(connection, "user_version") == 0:
+            _create(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(SCHEMA)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+
+
+def _check(connection: sqlite3.Connection, path: str) -> None:
+    """Before anything is changed."""
+    empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    if not empty and _pragma(connection, "application_id") != APPLICATION_ID:
+        raise _damage("a SQLite file, but not a journal")
+    version = _pragma(connection, "user_version")
+    if version > SCHEMA_VERSION:
+        raise StoreTooNew(
+            f"journal {path} has schema version {version} and this version of Lucius knows {SCHEMA_VERSION}: "
+            "start the newer one that wrote it, or choose another data folder"
+        )
+    if path != ":memory:" and os.stat(path).st_size <= CHECKED_UP_TO_BYTES:
+        found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+        if found != "ok":
+            raise _damage(found)
+
+
+def _damage(words: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(words)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
+def _code(error: sqlite3.Error) -> int:
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF  # the low byte; the rest is a finer distinction
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def try_lock(fd: int) -> bool:
+        try:
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def try_lock(fd: int) -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
