@@ -73,7 +73,7 @@ def stack(data_dir: Path) -> Iterator[str]:
     data_dir.mkdir(parents=True, exist_ok=True)
     with process(*serve, log=data_dir / "server.log", **env) as server:
         wait_ready(base_url, server)
-        services = ("-m", "bench.services", "--base-url", base_url, "--api-key", KEY)
+        services = ("-m", "bench.services", "--base-url", base_url, "--api-key", KEY, "--data-dir", str(data_dir))
         with process(*services, log=data_dir / "services.log"):
             yield base_url
 

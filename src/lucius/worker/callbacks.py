@@ -125,18 +125,8 @@ class CallbackSender:
         self._send(Callback("ack", directive, body, expires, on_delivery))
 
     def heartbeat(self, directive: Directive, progress: float | None, on_delivery: Callable[[Delivery], None]) -> None:
-        body = _encode(
-            HeartbeatCallback(
-                jobId=directive.jobId,
-                stepId=directive.stepId,
-                tenant_id=directive.tenant_id,
-                attempt_no=directive.attempt_no,
-                lease_id=directive.lease_id,
-                progress=progress,
-            )
-        )
         expires = self._timing.now() + directive.lease_seconds
-        self._send(Callback("heartbeat", directive, body, expires, on_delivery))
+        self._send(Callback("heartbeat", directive, heartbeat_body(directive, progress), expires, on_delivery))
 
     def result(self, directive: Directive, body: bytes, on_delivery: Callable[[Delivery], None]) -> None:
         """`body` is an encoded ResultCallback. Worth sending for long after the lease: it is still recorded."""
@@ -272,6 +262,19 @@ class CallbackSender:
         self.undelivered -= 1
         self._settled.set()
         callback.on_delivery(delivery)
+
+
+def heartbeat_body(directive: Directive, progress: float | None) -> bytes:
+    return _encode(
+        HeartbeatCallback(
+            jobId=directive.jobId,
+            stepId=directive.stepId,
+            tenant_id=directive.tenant_id,
+            attempt_no=directive.attempt_no,
+            lease_id=directive.lease_id,
+            progress=progress,
+        )
+    )
 
 
 def _instant(timestamp: str) -> float:

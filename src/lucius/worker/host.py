@@ -1,66 +1,94 @@
 """A process of platform services: one sender and one runtime per service, started, watched and stopped together."""
 
 import asyncio
+import inspect
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 
-import msgspec
 import structlog
 
 from lucius.ports.bus import Consumer
-from lucius.worker.callbacks import LATE_WINDOW, CallbackSender
-from lucius.worker.dedupe import Dedupe
-from lucius.worker.health import health_server
+from lucius.worker.attempt import Attempt
+from lucius.worker.callbacks import CallbackSender
+from lucius.worker.connect import open_consumer, open_store
+from lucius.worker.health import Health, health_server
+from lucius.worker.journal import Journal
+from lucius.worker.lifeline import Lifeline
+from lucius.worker.metrics import Metrics
 from lucius.worker.runtime import Runtime, RuntimeOptions
-from lucius.worker.service import PlatformService
+from lucius.worker.service import Hook, Service
+from lucius.worker.settings import WorkerSettings
 from lucius.worker.transport import Transport
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-
-class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
-    orchestrator_url: str
-    runtime: RuntimeOptions = RuntimeOptions()
-    data_dir: Path | None = None
-    """Where finished attempts are remembered across restarts; None: in memory only."""
-    late_window: float = LATE_WINDOW
-    flush_seconds: float = 10.0
-    health_port: int | None = None
-    handle_signals: bool = True
+FLUSH_SECONDS = 10.0
 
 
 async def host(
-    services: Iterable[PlatformService],
-    consumer_for: Callable[[str], Consumer],
-    options: HostOptions,
+    services: Iterable[Service],
+    settings: WorkerSettings,
     stop: asyncio.Event | None = None,
+    consumer_for: Callable[[str], Consumer] | None = None,
 ) -> None:
     """Run until SIGTERM, SIGINT or `stop`; raises what ended a service that could not go on."""
+    served = list(services)
     stop = stop or asyncio.Event()
+    consume = consumer_for or (lambda name: open_consumer(settings, name))
     async with AsyncExitStack() as stack:
         transport = await stack.enter_async_context(Transport())
-        sender = CallbackSender(options.orchestrator_url, transport, late_window=options.late_window)
+        sender = CallbackSender(settings.orchestrator_url, transport)
+        metrics = Metrics()
+        for service in served:
+            await _call_all(service.startups)
+            stack.push_async_callback(_call_all, service.shutdowns)
         runtimes = {
-            service.service: _runtime(service, consumer_for(service.service), sender, options, stack)
-            for service in services
+            service.name: await _runtime(service, consume(service.name), sender, settings, metrics, stack)
+            for service in served
         }
-        if options.health_port is not None:
-            ready = lambda: {name: runtime.ready for name, runtime in runtimes.items()}  # noqa: E731 - one expression
-            await stack.enter_async_context(health_server(options.health_port, ready))
-        if options.handle_signals:
+        stack.enter_context(Lifeline(lambda: _attempts(runtimes), metrics.stalls.inc))
+        if settings.health_port is not None:
+            health = Health(served, runtimes, sender, metrics)
+            await stack.enter_async_context(health_server(settings.health_port, health))
+        if settings.handle_signals:
             _stop_on_signals(stop, runtimes, stack)
-        await _supervise(runtimes, sender, options.flush_seconds, stop)
+        await _supervise(runtimes, sender, stop)
 
 
-def _runtime(
-    service: PlatformService, consumer: Consumer, sender: CallbackSender, options: HostOptions, stack: AsyncExitStack
+async def _runtime(
+    service: Service,
+    consumer: Consumer,
+    sender: CallbackSender,
+    settings: WorkerSettings,
+    metrics: Metrics,
+    stack: AsyncExitStack,
 ) -> Runtime:
     stack.push_async_callback(consumer.close)
-    dedupe = Dedupe(options.data_dir / "services" / service.service if options.data_dir else None)
-    stack.callback(dedupe.close)
-    return Runtime(service, consumer, sender, dedupe, options.runtime)
+    folder = settings.data_dir / "services" / service.name if settings.data_dir else None
+    journal = Journal(folder)
+    stack.callback(journal.close)
+    store = open_store(settings, journal)
+    stack.push_async_callback(store.close)
+    options = RuntimeOptions(
+        concurrency=settings.concurrency,
+        grace_seconds=settings.grace_seconds,
+        delay_seconds=settings.delay_seconds,
+        places=settings.places,
+    )
+    return Runtime(service, consumer, sender, journal, store, options, metrics)
+
+
+async def _call_all(hooks: Sequence[Hook]) -> None:
+    for hook in hooks:
+        if inspect.iscoroutinefunction(hook):
+            await hook()
+        else:
+            await asyncio.to_thread(hook)
+
+
+def _attempts(runtimes: Mapping[str, Runtime]) -> list[Attempt]:
+    return [attempt for runtime in runtimes.values() for attempt in runtime.attempts]
 
 
 def _stop_on_signals(stop: asyncio.Event, runtimes: dict[str, Runtime], stack: AsyncExitStack) -> None:
@@ -79,9 +107,7 @@ def _stop_on_signals(stop: asyncio.Event, runtimes: dict[str, Runtime], stack: A
             stack.callback(loop.remove_signal_handler, number)
 
 
-async def _supervise(
-    runtimes: dict[str, Runtime], sender: CallbackSender, flush_seconds: float, stop: asyncio.Event
-) -> None:
+async def _supervise(runtimes: dict[str, Runtime], sender: CallbackSender, stop: asyncio.Event) -> None:
     sending = asyncio.create_task(sender.run(), name="callbacks")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     working = [asyncio.create_task(runtime.run(), name=name) for name, runtime in runtimes.items()]
@@ -93,7 +119,7 @@ async def _supervise(
             runtime.stop()
         outcomes = await asyncio.gather(*working, return_exceptions=True)
         if not sending.done():
-            await _flush(sender, flush_seconds)
+            await _flush(sender)
         for task in (stopping, sending):
             task.cancel()
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -103,9 +129,11 @@ async def _supervise(
         raise errors[0]
 
 
-async def _flush(sender: CallbackSender, seconds: float) -> None:
+async def _flush(sender: CallbackSender) -> None:
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(FLUSH_SECONDS):
             await sender.undelivered_below(1)
     except TimeoutError:
-        log.error("stopped with undelivered callbacks; their leases will run out", undelivered=sender.undelivered)
+        log.warning(
+            "stopped with undelivered callbacks; results are sent at the next start", waiting=sender.undelivered
+        )

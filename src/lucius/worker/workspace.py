@@ -2,21 +2,27 @@
 
 An attempt writes under `<workspace_ref>/<stepId>/<attempt_no>/`, so that a fenced attempt never overwrites a newer
 one. Every path is resolved first and must then lie inside a permitted root, so neither `..` nor a link leads out.
+
+When an attempt succeeds, `manifest.json` beside its artifacts says what they are: name, SHA-256 and size of each. What
+a later step reads from a folder that has one is checked against it.
 """
 
 import asyncio
+import hashlib
 import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import Self
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import msgspec
 
 from lucius.contract import Directive
-from lucius.worker.failure import StepFailure, never
+from lucius.worker.failure import NonRetryable, StepFailure
 
 MAX_BYTES = 64 * 1024 * 1024
+MANIFEST = "manifest.json"
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,32 +35,100 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = MAX_BYTES
 
 
-class Workspace:
+class Artifact(str):
+    """The ref of something written, which also knows what was written."""
+
+    __slots__ = ("sha256", "size")
+    sha256: str
+    size: int
+
+    @classmethod
+    def of(cls, ref: str, data: bytes) -> Self:
+        artifact = cls(ref)
+        artifact.sha256 = hashlib.sha256(data).hexdigest()
+        artifact.size = len(data)
+        return artifact
+
+
+class Entry(msgspec.Struct, frozen=True):
+    sha256: str
+    size: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    jobId: str
+    stepId: str
+    attempt_no: int
+    lease_id: str
+    artifacts: dict[str, Entry]
+    """By name, relative to the manifest."""
+
+
+class Files:
+    """Blocking reads and writes of one attempt."""
+
     def __init__(self, directive: Directive, places: Places) -> None:
         self._places = places
         self._directive = directive
         self._root = _file_path(_split(directive.workspace_ref))
         self._attempt = _inside(self._root, f"{directive.stepId}/{directive.attempt_no}")
+        self.written: dict[str, Entry] = {}
 
-    async def read(self, ref: str) -> bytes:
-        """The bytes behind a `file://` or `blob://` ref."""
-        return await asyncio.to_thread(self._read, ref)
-
-    async def write(self, name: str, data: bytes) -> str:
-        """Write an artifact of this attempt, whole or not at all. Returns its ref."""
-        path = _inside(self._attempt, name)
-        await asyncio.to_thread(self._write, path, data)
-        return file_ref(path)
-
-    async def write_output(self, ref: str, data: bytes, name: str = "output") -> str:
-        """Write what the client wants. A ref to a folder gets `<jobId>-<name>` inside. Returns the file's ref."""
+    def read(self, ref: str) -> bytes:
+        """The bytes behind a `file://` or `blob://` ref, checked against the manifest beside them if there is one."""
         path = self._locate(ref)
-        if ref.endswith("/") or await asyncio.to_thread(path.is_dir):
+        data = self._read(ref, path)
+        known = self._entry_for(path)
+        if known is not None and known.sha256 != hashlib.sha256(data).hexdigest():
+            raise NonRetryable("CHECKSUM_MISMATCH", f"{ref} is not what the step that wrote it left")
+        return data
+
+    def write(self, name: str, data: bytes) -> Artifact:
+        """Write an artifact of this attempt, whole or not at all. Returns its ref."""
+        if name == MANIFEST:
+            raise NonRetryable("FORBIDDEN_REF", f"{MANIFEST} is written by the runtime")
+        path = _inside(self._attempt, name)
+        self._write(path, data)
+        artifact = Artifact.of(file_ref(path), data)
+        self.written[name] = Entry(artifact.sha256, artifact.size)
+        return artifact
+
+    def write_output(self, data: bytes, name: str = "output", *, ref: str | None = None) -> Artifact:
+        """Write what the client wants where it wants it. A ref to a folder gets `<jobId>-<name>` inside."""
+        ref = ref or self._directive.output_ref
+        path = self._locate(ref)
+        if ref.endswith("/") or path.is_dir():
             inner = f"{self._directive.jobId}-{name}"
             path = _inside(path, inner)
             ref = f"{ref.rstrip('/')}/{quote(inner)}"
-        await asyncio.to_thread(self._write, path, data)
-        return ref
+        self._write(path, data)
+        return Artifact.of(ref, data)
+
+    def write_manifest(self) -> None:
+        """Say what this attempt wrote. The runtime's, once a step has succeeded."""
+        directive = self._directive
+        manifest = Manifest(
+            jobId=directive.jobId,
+            stepId=directive.stepId,
+            attempt_no=directive.attempt_no,
+            lease_id=directive.lease_id,
+            artifacts=self.written,
+        )
+        self._write(self._attempt / MANIFEST, msgspec.json.encode(manifest))
+
+    def _entry_for(self, path: Path) -> Entry | None:
+        """What the manifest of the attempt that wrote this file says about it."""
+        try:
+            step_id, attempt_no, *name = path.relative_to(self._root).parts
+        except ValueError:  # not of this job's workspace, or not of an attempt
+            return None
+        try:
+            manifest = msgspec.json.decode((self._root / step_id / attempt_no / MANIFEST).read_bytes(), type=Manifest)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            raise StepFailure("STORAGE_ERROR", f"the manifest of {step_id}/{attempt_no}: {error}") from error
+        return manifest.artifacts.get("/".join(name))
 
     def _locate(self, ref: str) -> Path:
         parts = _split(ref)
@@ -62,39 +136,56 @@ class Workspace:
             path = _file_path(parts)
             allowed = self._places.file_roots
             if allowed is not None and not _within(path, (self._root, *allowed)):
-                raise never("FORBIDDEN_REF", f"{ref} is outside the folders this service may use")
+                raise NonRetryable("FORBIDDEN_REF", f"{ref} is outside the folders this service may use")
             return path
         if parts.scheme == "blob" and self._places.blob_root is not None:
             return _inside(self._places.blob_root, unquote(f"{parts.netloc}{parts.path}"))
-        raise never("UNSUPPORTED_REF", f"this service can't reach {parts.scheme}: refs")
+        raise NonRetryable("UNSUPPORTED_REF", f"this service can't reach {parts.scheme}: refs")
 
-    def _read(self, ref: str) -> bytes:
-        path = self._locate(ref)
+    def _read(self, ref: str, path: Path) -> bytes:
         try:
             found = path.stat()
             if not stat.S_ISREG(found.st_mode):
-                raise never("UNSUPPORTED_INPUT", f"{ref} is not a file")
+                raise NonRetryable("UNSUPPORTED_INPUT", f"{ref} is not a file")
             if found.st_size > self._places.max_bytes:
-                raise never(
+                raise NonRetryable(
                     "INPUT_TOO_LARGE", f"{ref} has {found.st_size} bytes, the limit is {self._places.max_bytes}"
                 )
             return path.read_bytes()
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise never("INPUT_NOT_FOUND", f"{ref} does not exist") from error
+            raise NonRetryable("INPUT_NOT_FOUND", f"{ref} does not exist") from error
         except PermissionError as error:
-            raise never("INPUT_FORBIDDEN", f"no permission to read {ref}") from error
+            raise NonRetryable("INPUT_FORBIDDEN", f"no permission to read {ref}") from error
         except OSError as error:
             raise StepFailure("STORAGE_ERROR", f"reading {ref}: {error.strerror}") from error
 
     def _write(self, path: Path, data: bytes) -> None:
         if len(data) > self._places.max_bytes:
-            raise never("OUTPUT_TOO_LARGE", f"{len(data)} bytes, the limit is {self._places.max_bytes}")
+            raise NonRetryable("OUTPUT_TOO_LARGE", f"{len(data)} bytes, the limit is {self._places.max_bytes}")
         try:
             _write_atomically(path, data)
         except (PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-            raise never("OUTPUT_FORBIDDEN", f"can't write {path}: {error.strerror}") from error
+            raise NonRetryable("OUTPUT_FORBIDDEN", f"can't write {path}: {error.strerror}") from error
         except OSError as error:
             raise StepFailure("STORAGE_ERROR", f"writing {path}: {error.strerror}") from error
+
+
+class Workspace:
+    """The same for async functions: each call waits in a thread."""
+
+    __slots__ = ("_files",)
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    async def read(self, ref: str) -> bytes:
+        return await asyncio.to_thread(self._files.read, ref)
+
+    async def write(self, name: str, data: bytes) -> Artifact:
+        return await asyncio.to_thread(self._files.write, name, data)
+
+    async def write_output(self, data: bytes, name: str = "output", *, ref: str | None = None) -> Artifact:
+        return await asyncio.to_thread(self._files.write_output, data, name, ref=ref)
 
 
 def file_ref(path: Path) -> str:
@@ -105,16 +196,16 @@ def _split(ref: str) -> SplitResult:
     try:
         parts = urlsplit(ref)
     except ValueError as error:
-        raise never("UNSUPPORTED_REF", f"not a URI: {error}") from error
+        raise NonRetryable("UNSUPPORTED_REF", f"not a URI: {error}") from error
     if parts.query or parts.fragment or "@" in parts.netloc:
-        raise never("UNSUPPORTED_REF", "a ref with a query, a fragment or credentials")
+        raise NonRetryable("UNSUPPORTED_REF", "a ref with a query, a fragment or credentials")
     return parts
 
 
 def _file_path(parts: SplitResult) -> Path:
     path = unquote(parts.path)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not path.startswith("/"):
-        raise never("UNSUPPORTED_REF", "a file ref must be file:///absolute/path")
+        raise NonRetryable("UNSUPPORTED_REF", "a file ref must be file:///absolute/path")
     _refuse_odd_names(path)
     return Path(path)
 
@@ -124,13 +215,13 @@ def _inside(root: Path, relative: str) -> Path:
     _refuse_odd_names(relative)
     path = root / relative
     if relative.startswith("/") or not relative.strip("/") or not _within(path, (root,)):
-        raise never("FORBIDDEN_REF", f"{relative!r} leads outside its folder")
+        raise NonRetryable("FORBIDDEN_REF", f"{relative!r} leads outside its folder")
     return path
 
 
 def _refuse_odd_names(path: str) -> None:
     if "\0" in path or "\\" in path or ".." in path.split("/"):
-        raise never("FORBIDDEN_REF", f"{path!r} is not a plain path")
+        raise NonRetryable("FORBIDDEN_REF", f"{path!r} is not a plain path")
 
 
 def _within(path: Path, roots: tuple[Path, ...]) -> bool:
