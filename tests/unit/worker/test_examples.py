@@ -32,6 +32,7 @@ async def test_the_smallest_service(orchestrator: FakeOrchestrator, tmp_path: Pa
             orchestrator.url,
             service="upper",
             stepId="upper",
+            step_type="UPPER",
             ack_deadline=FAR,
             input_ref=f"file://{document}",
             workspace_ref=f"file://{tmp_path}/lucius/acme/job-1",

@@ -9,37 +9,38 @@ import pytest
 from lucius.adapters.bus_memory import MemoryBus, MemoryConsumer
 from lucius.contract import Directive
 from lucius.ports.errors import BusError
-from lucius.worker import FailureClass, Output, PlatformService, StepFailure, Task
+from lucius.worker import FailureClass, Service, StepContext, StepFailure, StepResult, StopReason
 from lucius.worker.callbacks import CallbackSender
-from lucius.worker.dedupe import Dedupe
-from lucius.worker.runtime import Runtime, RuntimeOptions
+from lucius.worker.idempotency_sqlite import SqliteIdempotency
+from lucius.worker.journal import Journal
+from lucius.worker.runtime import CLAIM_SECONDS, Runtime, RuntimeOptions
 from lucius.worker.transport import Transport
 from tests.unit.worker.support import FakeOrchestrator, Item, ManualTiming, directive, until
 
 
-class Scripted(PlatformService):
+class Scripted:
     """Does what the test says; remembers what it was asked."""
 
-    service = "ocr"
-
-    def __init__(self, act: Callable[[Task], Any] | None = None) -> None:
+    def __init__(self, act: Callable[[StepContext], Any] | None = None) -> None:
         self.act = act
-        self.started: list[Task] = []
+        self.started: list[StepContext] = []
         self.stopped = 0
         self.gate = asyncio.Event()
+        self.service = Service("ocr")
+        self.service.step()(self.execute)
 
-    async def execute(self, task: Task) -> Output:
-        self.started.append(task)
+    async def execute(self, ctx: StepContext) -> StepResult:
+        self.started.append(ctx)
         if self.act is not None:
-            found = self.act(task)
-            assert isinstance(found, Output)
+            found = self.act(ctx)
+            assert isinstance(found, StepResult)
             return found
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
             self.stopped += 1
             raise
-        return Output({"done": True})
+        return StepResult({"done": True})
 
 
 class Bench:
@@ -53,17 +54,23 @@ class Bench:
         self.running: asyncio.Task[None] | None = None
 
     def start(
-        self, service: PlatformService, concurrency: int = 4, grace: float = 10.0, dedupe: Dedupe | None = None
+        self, scripted: Scripted, concurrency: int = 4, grace: float = 10.0, journal: Journal | None = None
     ) -> Runtime:
         options = RuntimeOptions(concurrency=concurrency, grace_seconds=grace, wait_seconds=60, max_undelivered=50)
         consumer = self.bus.consumer("ocr")
-        runtime = Runtime(service, consumer, self.sender, dedupe or Dedupe(), options, self.timing)
+        journal = journal or Journal(None)
+        store = SqliteIdempotency(journal)
+        runtime = Runtime(scripted.service, consumer, self.sender, journal, store, options, timing=self.timing)
         self.running = asyncio.create_task(runtime.run())
         return runtime
 
     async def publish(self, *numbers: int, **changes: Any) -> None:
         for number in numbers:
             await self.bus.publish("global-bus-p3", directive(self.orchestrator.url, number, **changes))
+
+    def pauses(self) -> list[float]:
+        """Without the renewal of claims, which goes on beside everything."""
+        return [pause for pause in self.timing.pauses if pause != CLAIM_SECONDS / 3]
 
     def results(self) -> list[Item]:
         return self.orchestrator.of_type("result")
@@ -91,15 +98,15 @@ async def bench(orchestrator: FakeOrchestrator, timing: ManualTiming) -> AsyncIt
         yield bench
 
 
-def fails(error: BaseException) -> Callable[[Task], Output]:
-    def act(_: Task) -> Output:
+def fails(error: BaseException) -> Callable[[StepContext], StepResult]:
+    def act(_: StepContext) -> StepResult:
         raise error
 
     return act
 
 
 async def test_an_instant_step_sends_ack_and_result_in_one_request(bench: Bench) -> None:
-    bench.start(Scripted(lambda _: Output({"pages": 2}, ["file:///a"])))
+    bench.start(Scripted(lambda _: StepResult({"pages": 2}, ["file:///a"])))
     await bench.publish(1)
     await bench.result()
     (request,) = bench.orchestrator.requests
@@ -133,11 +140,11 @@ async def test_a_directive_delivered_again_while_at_work_is_ignored(bench: Bench
     bench.start(service)
     await bench.publish(1, 1, 2)
     await until(lambda: len(service.started) == 2)
-    assert [task.directive.jobId for task in service.started] == ["job-1", "job-2"]
+    assert [ctx.directive.jobId for ctx in service.started] == ["job-1", "job-2"]
 
 
 async def test_a_directive_delivered_again_when_done_sends_its_result_again(bench: Bench) -> None:
-    service = Scripted(lambda _: Output({"n": 1}))
+    service = Scripted(lambda _: StepResult({"n": 1}))
     bench.start(service)
     await bench.publish(1)
     await bench.result()
@@ -148,7 +155,7 @@ async def test_a_directive_delivered_again_when_done_sends_its_result_again(benc
 
 
 async def test_a_new_attempt_of_the_same_step_runs(bench: Bench) -> None:
-    service = Scripted(lambda _: Output())
+    service = Scripted(lambda _: StepResult())
     bench.start(service)
     await bench.publish(1)
     await bench.publish(1, attempt_no=2, lease_id="lease-1b")
@@ -157,16 +164,16 @@ async def test_a_new_attempt_of_the_same_step_runs(bench: Bench) -> None:
 
 
 async def test_results_survive_a_restart_of_the_service(bench: Bench, tmp_path: Path) -> None:
-    dedupe = Dedupe(tmp_path)
-    runtime = bench.start(Scripted(lambda _: Output({"n": 1})), dedupe=dedupe)
+    journal = Journal(tmp_path)
+    runtime = bench.start(Scripted(lambda _: StepResult({"n": 1})), journal=journal)
     await bench.publish(1)
     await bench.result()
     runtime.stop()
     assert bench.running is not None
     await bench.running
-    dedupe.close()
-    service = Scripted(lambda _: Output({"n": 2}))
-    bench.start(service, dedupe=Dedupe(tmp_path))
+    journal.close()
+    service = Scripted(lambda _: StepResult({"n": 2}))
+    bench.start(service, journal=Journal(tmp_path))
     await bench.publish(1)
     await until(lambda: len(bench.results()) == 2)
     assert bench.results()[1]["result"] == {"n": 1}
@@ -203,7 +210,7 @@ async def test_a_cancellation_inside_execute_is_a_surprise_too(bench: Bench) -> 
 
 @pytest.mark.parametrize("result", [object(), "x" * 300_000])
 async def test_a_result_that_is_not_small_json_fails_the_step_for_good(bench: Bench, result: object) -> None:
-    bench.start(Scripted(lambda _: Output(result)))
+    bench.start(Scripted(lambda _: StepResult(result)))
     await bench.publish(1)
     answer = await bench.result()
     assert (answer["failure_class"], answer["error"]["code"]) == ("NON_RETRYABLE", "INVALID_OUTPUT")
@@ -211,7 +218,7 @@ async def test_a_result_that_is_not_small_json_fails_the_step_for_good(bench: Be
 
 async def test_a_result_the_orchestrator_calls_malformed_becomes_a_failure(bench: Bench) -> None:
     bench.orchestrator.answer = lambda item: {"status": 422 if item.get("status") == "SUCCEEDED" else 200}
-    bench.start(Scripted(lambda _: Output({"n": 1})))
+    bench.start(Scripted(lambda _: StepResult({"n": 1})))
     await bench.publish(1)
     await until(lambda: len(bench.results()) == 2)
     assert bench.results()[1]["error"]["code"] == "RESULT_REFUSED"
@@ -231,7 +238,7 @@ async def test_no_more_is_pulled_than_there_is_room_for(bench: Bench) -> None:
 
 async def test_with_too_many_undelivered_results_no_work_is_taken_on(bench: Bench) -> None:
     await bench.orchestrator.stop()
-    bench.start(Scripted(lambda _: Output()), concurrency=10)
+    bench.start(Scripted(lambda _: StepResult()), concurrency=10)
     await bench.publish(*range(100))
     await until(lambda: bench.sender.undelivered >= 50 and bench.timing.waiting >= 1)
     for _ in range(100):  # time enough to pull the rest, if it did
@@ -270,11 +277,11 @@ async def test_a_heartbeat_that_asks_to_cancel_tells_the_task(bench: Bench) -> N
     bench.start(service)
     await bench.publish(1)
     await until(lambda: bool(service.started))
-    assert not service.started[0].cancelled.is_set()
+    assert service.started[0].stopping is None
     bench.timing.advance(300)
-    await until(service.started[0].cancelled.is_set)
+    await until(lambda: service.started[0].stopping is StopReason.CANCELLED)
     with pytest.raises(StepFailure, match="CANCELLED"):
-        service.started[0].raise_if_cancelled()
+        service.started[0].raise_if_stopping()
     assert service.stopped == 0
 
 
@@ -286,7 +293,7 @@ async def test_a_fenced_attempt_stops_its_work_and_reports_nothing(bench: Bench,
     await bench.publish(1)
     await until(lambda: bool(bench.orchestrator.of_type("ack")))
     bench.timing.advance(300)
-    await until(lambda: service.stopped == 1 and runtime.running == 0)
+    await until(lambda: service.stopped == 1 and not runtime.attempts)
     await bench.sender.undelivered_below(1)
     assert bench.results() == []
 
@@ -301,7 +308,7 @@ async def test_a_timed_out_attempt_works_on_while_its_success_would_still_count(
     bench.timing.advance(300)
     await until(lambda: bool(bench.orchestrator.of_type("heartbeat")))
     await bench.sender.undelivered_below(1)
-    assert (service.stopped, runtime.running) == (0, 1)
+    assert (service.stopped, len(runtime.attempts)) == (0, 1)
 
 
 async def test_work_goes_on_while_the_orchestrator_is_away(bench: Bench) -> None:
@@ -353,16 +360,16 @@ async def test_what_does_not_finish_in_time_is_reported_as_stopping(bench: Bench
     assert bench.running is not None
     await bench.running
     result = await bench.result()
-    assert (result["failure_class"], result["error"]["code"]) == ("RETRYABLE", "SERVICE_STOPPING")
+    assert (result["failure_class"], result["error"]["code"]) == ("TRANSIENT", "SERVICE_STOPPING")
 
 
 async def test_a_bus_that_is_down_is_asked_again_later(bench: Bench) -> None:
     bench.bus.down = True
-    runtime = bench.start(Scripted(lambda _: Output()))
-    await until(lambda: bench.timing.pauses == [0.25])
+    runtime = bench.start(Scripted(lambda _: StepResult()))
+    await until(lambda: bench.pauses() == [0.25])
     assert not runtime.ready
     bench.timing.advance(0.25)
-    await until(lambda: bench.timing.pauses == [0.25, 0.5])
+    await until(lambda: bench.pauses() == [0.25, 0.5])
     bench.bus.down = False
     await bench.publish(1)
     bench.timing.advance(0.5)
@@ -371,7 +378,7 @@ async def test_a_bus_that_is_down_is_asked_again_later(bench: Bench) -> None:
 
 
 async def test_a_service_is_ready_only_while_its_bus_answers(bench: Bench) -> None:
-    runtime = bench.start(Scripted(lambda _: Output()))
+    runtime = bench.start(Scripted(lambda _: StepResult()))
     assert not runtime.ready
     await bench.publish(1)
     await until(lambda: runtime.ready)
@@ -394,7 +401,7 @@ async def test_a_bus_that_refuses_the_service_ends_it(bench: Bench, monkeypatch:
     "changes", [{"lease_id": ""}, {"callback_token": ""}, {"attempt_no": 0}, {"lease_seconds": 0.0}]
 )
 async def test_a_directive_that_makes_no_sense_is_ignored(bench: Bench, changes: dict[str, Any]) -> None:
-    service = Scripted(lambda _: Output())
+    service = Scripted(lambda _: StepResult())
     bench.start(service)
     await bench.publish(1, **changes)
     await bench.publish(2)

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from lucius.worker import FailureClass, Places, StepFailure, Workspace
+from lucius.worker import FailureClass, StepFailure, Workspace
+from lucius.worker.workspace import Files, Places
 from tests.unit.worker.support import directive
 
 
 def workspace(tmp_path: Path, places: Places | None = None, **changes: Any) -> Workspace:
     work = directive(workspace_ref=f"file://{tmp_path}/workspace/lucius/acme/job-1", **changes)
-    return Workspace(work, places or Places(blob_root=tmp_path / "blobs"))
+    return Workspace(Files(work, places or Places(blob_root=tmp_path / "blobs")))
 
 
 async def test_an_artifact_lies_under_step_and_attempt_and_can_be_read_back(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ async def test_no_blob_ref_leads_out_of_the_blob_root(tmp_path: Path, ref: str) 
 
 async def test_a_blob_is_a_file_under_the_blob_root(tmp_path: Path) -> None:
     space = workspace(tmp_path)
-    assert await space.write_output("blob://out/a%20b.txt", b"x") == "blob://out/a%20b.txt"
+    assert await space.write_output(b"x", ref="blob://out/a%20b.txt") == "blob://out/a%20b.txt"
     assert (tmp_path / "blobs/out/a b.txt").read_bytes() == b"x"
     assert await space.read("blob://out/a%20b.txt") == b"x"
 
@@ -82,7 +83,7 @@ async def test_file_roots_confine_client_refs_but_not_the_workspace(tmp_path: Pa
     with pytest.raises(StepFailure, match="FORBIDDEN_REF"):
         await space.read(f"file://{tmp_path}/b.txt")
     with pytest.raises(StepFailure, match="FORBIDDEN_REF"):
-        await space.write_output(f"file://{tmp_path}/out.txt", b"x")
+        await space.write_output(b"x", ref=f"file://{tmp_path}/out.txt")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ async def test_an_output_ref_to_a_folder_gets_a_file_inside(tmp_path: Path, exis
     if exists:
         folder.mkdir()
         ref = f"file://{folder}"
-    written = await workspace(tmp_path).write_output(ref, b"x", "result.json")
+    written = await workspace(tmp_path).write_output(b"x", "result.json", ref=ref)
     assert written == f"file://{folder}/job-1-result.json"
     assert (folder / "job-1-result.json").read_bytes() == b"x"
 
