@@ -6,36 +6,38 @@ import os
 import random
 from pathlib import Path
 
-from lucius.services import SERVICES
-from lucius.services.run import run_services
-from lucius.worker import Output, PlatformService, Task
+from lucius.services import SERVICES, ServiceSettings
+from lucius.worker import Service, StepContext, StepResult
+from lucius.worker.host import host
+from lucius.worker.service import call
+from lucius.worker.settings import WorkerSettings
 
 CONCURRENCY = 8
 
 
-class Witness(PlatformService):
+def witness(name: str, diary: Path, slowest: float) -> Service:
     """Does the work of a shipped service, in a random time, and writes down that it did."""
+    service = Service(name)
+    inner = SERVICES[name](ServiceSettings())
+    book = os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def __init__(self, name: str, diary: Path, slowest: float) -> None:
-        self.service = name
-        self._inner = SERVICES[name]()
-        self._slowest = slowest
-        self._diary = os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
-    async def execute(self, task: Task) -> Output:
-        directive = task.directive
+    @service.step()
+    async def execute(ctx: StepContext) -> StepResult:
+        directive = ctx.directive
         made_by = {"lease_id": directive.lease_id, "attempt_no": directive.attempt_no}
-        self._write_down({"jobId": directive.jobId, "stepId": directive.stepId, **made_by})
-        await asyncio.sleep(self._slowest * random.random() ** 3)  # mostly short, now and then long
-        output = await self._inner.execute(task)
-        used = {step_id: given.result["lease_id"] for step_id, given in task.inputs.items()}
-        return Output({**output.result, **made_by, "used": used}, output.artifact_refs)
+        os.write(book, json.dumps({"jobId": directive.jobId, "stepId": directive.stepId, **made_by}).encode() + b"\n")
+        await asyncio.sleep(slowest * random.random() ** 3)  # mostly short, now and then long
+        step = inner.step_for(directive.step_type)
+        done = await asyncio.to_thread(call, step.execute, ctx, step.params)
+        used = {step_id: given.result["lease_id"] for step_id, given in ctx.inputs.items()}
+        return StepResult({**done.result, **made_by, "used": used}, done.artifact_refs)
 
-    def _write_down(self, started: dict[str, object]) -> None:
-        os.write(self._diary, json.dumps(started).encode() + b"\n")
+    return service
 
 
 async def serve_witness(name: str, base_url: str, api_key: str, data_dir: str, slowest: str) -> None:
     folder = Path(data_dir)
-    witness = Witness(name, folder / "diary.jsonl", float(slowest))
-    await run_services([witness], base_url, api_key, concurrency=CONCURRENCY, data_dir=folder, grace=5)
+    settings = WorkerSettings(
+        orchestrator_url=base_url, api_key=api_key, concurrency=CONCURRENCY, data_dir=folder, grace_seconds=5
+    )
+    await host([witness(name, folder / "diary.jsonl", float(slowest))], settings)

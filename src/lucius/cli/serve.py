@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 from rich.text import Text
 
 from lucius.cli.children import die_with_parent, keep_running
@@ -193,28 +194,43 @@ async def _reconciler(settings: Settings) -> None:
 
 def service(
     ctx: typer.Context,
-    names: Annotated[list[str], typer.Argument(help="ocr, embedding, sis; several share one process")],
+    names: Annotated[
+        list[str],
+        typer.Argument(help="ocr, embedding, sis, or module:attribute of your own; several share one process"),
+    ],
     url: Annotated[str | None, typer.Option(help="The control plane", envvar="LUCIUS_ORCHESTRATOR_URL")] = None,
     api_key: Annotated[str | None, typer.Option(help="A key of scope serve; also LUCIUS_API_KEY")] = None,
-    concurrency: Annotated[int, typer.Option(help="Steps at work at once", min=1)] = 16,
+    concurrency: Annotated[int, typer.Option(help="Steps at work at once", min=1, envvar="LUCIUS_CONCURRENCY")] = 16,
     data_dir: Annotated[
         Path | None, typer.Option(help="Remembers finished steps; holds blob:// refs", envvar="LUCIUS_DATA_DIR")
     ] = None,
-    health_port: Annotated[int | None, typer.Option(help="Serve /healthz and /readyz here", min=0, max=65535)] = None,
-    grace: Annotated[float, typer.Option(help="Seconds for steps at work when asked to stop", min=0)] = 20.0,
+    health_port: Annotated[
+        int | None,
+        typer.Option(help="Serve /healthz, /readyz and /metrics here", min=0, max=65535, envvar="LUCIUS_HEALTH_PORT"),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(help="Seconds for steps at work when asked to stop", min=0, envvar="LUCIUS_GRACE")
+    ] = 20.0,
     delay: Annotated[
         float, typer.Option(help="Make every step take this much longer, in seconds", envvar="LUCIUS_SERVICE_DELAY")
     ] = 0.0,
 ) -> None:
     """Run platform services: they pull directives, do the work, and answer with ACK and RESULT."""
     from lucius.cli.services import run_named  # noqa: PLC0415
+    from lucius.worker.settings import settings_from  # noqa: PLC0415
 
     die_with_parent()
     to = guarded(lambda: connection(ctx, url, api_key))
     settings = guarded(load_settings)
     configure_logging(settings.log_level, settings.log_format)
-    run(
-        lambda: run_named(
-            names, to, concurrency=concurrency, data_dir=data_dir, health_port=health_port, grace=grace, delay=delay
-        )
+    worker = replace(
+        guarded(settings_from),
+        orchestrator_url=to.url,
+        api_key=to.api_key,
+        concurrency=concurrency,
+        data_dir=data_dir,
+        health_port=health_port,
+        grace_seconds=grace,
+        delay_seconds=delay,
     )
+    run(lambda: run_named(names, worker))

@@ -1,14 +1,16 @@
-"""The platform services that ship with Lucius: OCR, EMBEDDING and SIS, each a PlatformService on `lucius.worker`.
+"""The platform services that ship with Lucius: OCR, EMBEDDING and SIS, each made with `lucius.worker`.
 
-Their work is simple and needs only the standard library, but real: they read their input, write artifacts and use
-what the step before left. They know the worker runtime and the message contract, nothing of the control plane.
+They know the SDK and the message contract, nothing of the control plane.
 """
 
-from lucius.services.documents import DocumentService
-from lucius.services.embedding import Embedding
-from lucius.services.ocr import Ocr
-from lucius.services.sis import Sis
+from collections.abc import Callable
 
-SERVICES: dict[str, type[DocumentService]] = {kind.service: kind for kind in (Ocr, Embedding, Sis)}
+from lucius.services.documents import ServiceSettings, settings_from
+from lucius.services.embedding import embedding
+from lucius.services.ocr import ocr
+from lucius.services.sis import sis
+from lucius.worker import Service
 
-__all__ = ["SERVICES", "DocumentService", "Embedding", "Ocr", "Sis"]
+SERVICES: dict[str, Callable[[ServiceSettings], Service]] = {"ocr": ocr, "embedding": embedding, "sis": sis}
+
+__all__ = ["SERVICES", "ServiceSettings", "settings_from"]

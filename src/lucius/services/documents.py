@@ -1,52 +1,64 @@
 """What the three services share: finding the text to work on, and handing the client its result."""
 
 import hashlib
+from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
+from msgspec import Struct
+
 from lucius.services.text import NotText, text_of
-from lucius.worker import PlatformService, StepFailure, Task
-from lucius.worker.failure import never
+from lucius.worker import NonRetryable, StepContext, StepFailure
 
 MADE_UP_FOR = frozenset({"INPUT_NOT_FOUND", "UNSUPPORTED_REF"})
 
 
-class DocumentService(PlatformService):
-    """With `demo_inputs`, refs that lead nowhere stand for a made-up document, so that anyone can try any ref."""
+class ServiceSettings(Struct, frozen=True, kw_only=True):
+    """What a shipped service is told, beside what every service process is."""
 
-    def __init__(self, *, demo_inputs: bool = False) -> None:
-        self._demo_inputs = demo_inputs
+    demo_inputs: bool = False
+    """Refs that lead nowhere stand for a made-up document, so that anyone can try any ref."""
 
-    async def read_input(self, task: Task) -> bytes:
+
+def settings_from(environ: Mapping[str, str]) -> ServiceSettings:
+    return ServiceSettings(demo_inputs=environ.get("LUCIUS_DEMO_INPUTS") == "1")
+
+
+class Documents:
+    """How the three services find the text to work on and hand the client its result."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._demo_inputs = settings.demo_inputs
+
+    def read_input(self, ctx: StepContext) -> bytes:
         """The client's document."""
-        ref = task.directive.input_ref
+        ref = ctx.directive.input_ref
         try:
-            return await task.workspace.read(ref)
+            return ctx.files.read(ref)
         except StepFailure as missing:
             if self._demo_inputs and missing.code in MADE_UP_FOR:
                 return made_up_document(ref).encode()
             raise
 
-    async def read_text(self, task: Task) -> str:
+    def read_text(self, ctx: StepContext) -> str:
         """The text an earlier step left, else the text of the client's document."""
-        ref = artifact(task, "ocr", ".txt")
-        data = await task.workspace.read(ref) if ref else await self.read_input(task)
-        return decode(data)
+        ref = artifact(ctx, "ocr", ".txt")
+        return decode(ctx.files.read(ref) if ref else self.read_input(ctx))
 
-    async def hand_over(self, task: Task, name: str, data: bytes) -> dict[str, str]:
+    def hand_over(self, ctx: StepContext, name: str, data: bytes) -> dict[str, str]:
         """On the job's last step, write what the client wants to where it wants it."""
-        if not task.directive.last_step:
+        if not ctx.last_step:
             return {}
-        ref = task.directive.output_ref
+        ref = ctx.directive.output_ref
         if self._demo_inputs and urlsplit(ref).scheme == "https":
             parts = urlsplit(ref)  # nowhere to upload to in a demo: keep it where one can look at it
             ref = f"blob://https/{parts.netloc}{quote(parts.path, safe='/%') or '/'}"
-        return {"output_ref": await task.workspace.write_output(ref, data, name)}
+        return {"output_ref": str(ctx.files.write_output(data, name, ref=ref))}
 
 
-def artifact(task: Task, step_id: str, suffix: str) -> str | None:
+def artifact(ctx: StepContext, step_id: str, suffix: str) -> str | None:
     """The ref an earlier step left: of the step with this id if there is one, else of the latest that fits."""
-    named = task.inputs.get(step_id)
-    others = [found for found in task.inputs.values() if found is not named]
+    named = ctx.inputs.get(step_id)
+    others = [found for found in ctx.inputs.values() if found is not named]
     for found in [*others, *([named] if named else [])][::-1]:
         for ref in found.artifact_refs:
             if ref.endswith(suffix):
@@ -58,7 +70,7 @@ def decode(data: bytes) -> str:
     try:
         return "\f".join(text_of(data))
     except NotText as error:
-        raise never("UNSUPPORTED_INPUT", str(error)) from error
+        raise NonRetryable("UNSUPPORTED_INPUT", str(error)) from error
 
 
 def sha256(data: bytes) -> str:

@@ -1,13 +1,11 @@
 """OCR: the text of the client's document, as `output.txt`."""
 
-import asyncio
-
 import msgspec
 
-from lucius.services.documents import DocumentService, sha256
+from lucius import __version__
+from lucius.services.documents import Documents, ServiceSettings
 from lucius.services.text import NotText, text_of
-from lucius.worker import Output, Task
-from lucius.worker.failure import never
+from lucius.worker import NonRetryable, Service, StepContext, StepResult
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -16,23 +14,26 @@ class Wanted(msgspec.Struct, frozen=True):
     pages: list[int] | None = None
 
 
-class Ocr(DocumentService):
-    service = "ocr"
+def ocr(settings: ServiceSettings) -> Service:
+    service = Service("ocr", version=__version__)
+    documents = Documents(settings)
 
-    async def execute(self, task: Task) -> Output:
-        wanted = task.payload_as(Wanted).pages
-        document = await self.read_input(task)
-        task.progress(0.2)
+    @service.step("OCR", params=Wanted)
+    def read_text(ctx: StepContext, params: Wanted) -> StepResult:
+        document = documents.read_input(ctx)
+        ctx.progress(0.2)
         try:
-            pages = await asyncio.to_thread(text_of, document)
+            pages = text_of(document)
         except NotText as error:
-            raise never("UNSUPPORTED_INPUT", str(error)) from error
-        task.raise_if_cancelled()
-        if wanted is not None:
-            pages = [page for number, page in enumerate(pages, start=1) if number in wanted]
+            raise NonRetryable("UNSUPPORTED_INPUT", str(error)) from error
+        ctx.raise_if_stopping()
+        if params.pages is not None:
+            pages = [page for number, page in enumerate(pages, start=1) if number in params.pages]
         text = "\f".join(pages)
         data = text.encode()
-        task.progress(0.8)
-        ref = await task.workspace.write("output.txt", data)
-        handed_over = await self.hand_over(task, "output.txt", data)
-        return Output({"pages": len(pages), "chars": len(text), "sha256": sha256(data), **handed_over}, [ref])
+        ctx.progress(0.8)
+        ref = ctx.files.write("output.txt", data)
+        handed_over = documents.hand_over(ctx, "output.txt", data)
+        return StepResult({"pages": len(pages), "chars": len(text), "sha256": ref.sha256, **handed_over}, [ref])
+
+    return service

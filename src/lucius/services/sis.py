@@ -1,16 +1,15 @@
 """SIS: answers each prompt of a prompt set with the document's own sentences, as `result.json`."""
 
-import asyncio
 from typing import Literal
 
 import msgspec
 
+from lucius import __version__
 from lucius.contract import Directive
-from lucius.services.documents import DocumentService, artifact, decode, sha256
+from lucius.services.documents import Documents, ServiceSettings, artifact, decode
 from lucius.services.embedding import vectors_of
 from lucius.services.vectors import Chunk, Chunking, Vectors, cosine, embed, sentences
-from lucius.worker import Output, Task
-from lucius.worker.failure import never
+from lucius.worker import NonRetryable, Service, StepContext, StepResult
 
 MAX_PROMPTS = 1000
 
@@ -37,41 +36,47 @@ class Answer(msgspec.Struct, frozen=True):
     sources: list[Source]
 
 
-class Sis(DocumentService):
-    service = "sis"
+def sis(settings: ServiceSettings) -> Service:
+    service = Service("sis", version=__version__)
+    documents = Documents(settings)
 
-    async def execute(self, task: Task) -> Output:
-        prompts = task.payload_as(Prompts)
+    @service.step("SIS", params=Prompts)
+    def answer_all(ctx: StepContext, prompts: Prompts) -> StepResult:
         if not 1 <= len(prompts.prompt_set) <= MAX_PROMPTS or min(_bounds(prompts)) < 1:
-            raise never("INVALID_PAYLOAD", f"1 to {MAX_PROMPTS} prompts; top_k, max_sentences, max_tokens at least 1")
-        vectors = await self._vectors(task)
+            raise NonRetryable(
+                "INVALID_PAYLOAD", f"1 to {MAX_PROMPTS} prompts; top_k, max_sentences, max_tokens at least 1"
+            )
+        vectors = _vectors(ctx, documents)
         answers: list[Answer] = []
         for number, prompt in enumerate(prompts.prompt_set, start=1):
-            task.raise_if_cancelled()
-            answers.append(await asyncio.to_thread(answer, prompt, vectors, prompts))
-            task.progress(number / len(prompts.prompt_set))
-        data = msgspec.json.encode(_document(task.directive, vectors, answers))
-        ref = await task.workspace.write("result.json", data)
+            ctx.raise_if_stopping()
+            answers.append(answer(prompt, vectors, prompts))
+            ctx.progress(number / len(prompts.prompt_set))
+        data = msgspec.json.encode(_document(ctx.directive, vectors, answers))
+        ref = ctx.files.write("result.json", data)
         if prompts.output_format == "text":
-            handed_over = await self.hand_over(task, "result.txt", _plain(answers))
+            handed_over = documents.hand_over(ctx, "result.txt", _plain(answers))
         else:
-            handed_over = await self.hand_over(task, "result.json", data)
+            handed_over = documents.hand_over(ctx, "result.json", data)
         answered = sum(1 for found in answers if found.answer)
-        return Output({"prompts": len(answers), "answered": answered, "sha256": sha256(data), **handed_over}, [ref])
+        return StepResult({"prompts": len(answers), "answered": answered, "sha256": ref.sha256, **handed_over}, [ref])
 
-    async def _vectors(self, task: Task) -> Vectors:
-        """What EMBEDDING left; else made here from text, or read from a client's own vectors.json."""
-        ref = artifact(task, "embedding", "vectors.json")
-        if ref is not None:
-            return _read_vectors(await task.workspace.read(ref))
-        if artifact(task, "ocr", ".txt") is None:
-            data = await self.read_input(task)
-            if data.lstrip()[:1] == b"{" and b'"chunks"' in data:
-                return _read_vectors(data)
-            text = decode(data)
-        else:
-            text = await self.read_text(task)
-        return await vectors_of(text, Chunking())
+    return service
+
+
+def _vectors(ctx: StepContext, documents: Documents) -> Vectors:
+    """What EMBEDDING left; else made here from text, or read from a client's own vectors.json."""
+    ref = artifact(ctx, "embedding", "vectors.json")
+    if ref is not None:
+        return _read_vectors(ctx.files.read(ref))
+    if artifact(ctx, "ocr", ".txt") is None:
+        data = documents.read_input(ctx)
+        if data.lstrip()[:1] == b"{" and b'"chunks"' in data:
+            return _read_vectors(data)
+        text = decode(data)
+    else:
+        text = documents.read_text(ctx)
+    return vectors_of(text, Chunking())
 
 
 def answer(prompt: str, vectors: Vectors, prompts: Prompts) -> Answer:
@@ -109,9 +114,9 @@ def _read_vectors(data: bytes) -> Vectors:
     try:
         vectors = msgspec.json.decode(data, type=Vectors)
     except msgspec.DecodeError as error:
-        raise never("UNSUPPORTED_INPUT", f"not a vectors.json: {error}") from error
+        raise NonRetryable("UNSUPPORTED_INPUT", f"not a vectors.json: {error}") from error
     if any(len(chunk.vector) != vectors.dimensions for chunk in vectors.chunks):
-        raise never("UNSUPPORTED_INPUT", "a vectors.json whose vectors differ in length from its dimensions")
+        raise NonRetryable("UNSUPPORTED_INPUT", "a vectors.json whose vectors differ in length from its dimensions")
     return vectors
 
 
