@@ -37,6 +37,7 @@ format: setup
 
 bench: setup  ## jobs per second and latency, real processes
 	$(BIN)/python -m bench.run
+	$(BIN)/python -m bench.worker
 
 soak: setup  ## long simulation and kill runs
 	$(BIN)/python -m tests.simulation.soak --minutes $(MINUTES)
