@@ -89,6 +89,13 @@ def open_store(url: str, journal: "Journal") -> IdempotencyStore:
         return SqliteIdempotency(journal)
     if scheme == "memory":
         return MemoryIdempotency()
+    if scheme in ("redis", "rediss", "unix"):
+        try:
+            from lucius.worker.idempotency_redis import RedisIdempotency  # noqa: PLC0415 - its client is an extra
+        except ImportError as error:
+            raise ValueError(f"{scheme}: URLs need the extra: pip install 'lucius[redis]'") from error
+
+        return RedisIdempotency(url)
     raise ValueError(f"no idempotency store for {scheme}: URLs; there are sqlite:, memory: and redis://")
 
 

