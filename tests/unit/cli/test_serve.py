@@ -1,19 +1,18 @@
 """What `lucius dev` prints, and the service that takes its time."""
 
-import asyncio
 import json
+import re
 import shlex
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
 
+from lucius.cli.errors import Misused
 from lucius.cli.serve import _say_ready, try_it
-from lucius.cli.services import Slowed
-from lucius.contract import CommandEnvelope, Directive
+from lucius.cli.services import _service
+from lucius.contract import CommandEnvelope
 from lucius.settings import Settings
-from lucius.worker import Output, Places, PlatformService, Task
 
 
 def test_the_curl_to_try_is_a_whole_command() -> None:
@@ -32,23 +31,24 @@ def test_it_says_where_the_secret_of_webhooks_is(capsys: pytest.CaptureFixture[s
     assert "signed with LUCIUS_WEBHOOK_SECRET_DEFAULT" in capsys.readouterr().out
 
 
-class Quick(PlatformService):
-    service = "quick"
-
-    async def execute(self, task: Task) -> Output:
-        return Output({"done": True})
-
-
-async def test_a_slowed_service_does_the_same_and_tells_its_progress() -> None:
-    task = Task(cast(Directive, None), Places())
-    slowed = Slowed(Quick(), 0.001)
-    assert slowed.service == "quick"
-    assert await slowed.execute(task) == Output({"done": True})
-    assert task.last_progress == 0.9
+def test_a_service_of_ones_own_is_named_by_module_and_attribute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text('from lucius.worker import Service\nservice = Service("mine")\nother = 1\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert _service("mine:service").name == "mine"
+    assert _service("ocr").step_types == ["OCR"]
 
 
-async def test_a_slowed_service_can_be_cancelled() -> None:
-    working = asyncio.create_task(Slowed(Quick(), 3600).execute(Task(cast(Directive, None), Places())))
-    await asyncio.sleep(0)
-    working.cancel()
-    assert (await asyncio.gather(working, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("scan", "there is no service 'scan'; shipped: ocr, embedding, sis"),
+        ("nowhere:service", "can't find service 'nowhere:service': No module named 'nowhere'"),
+        ("json:service", "has no attribute 'service'"),
+        ("json:loads", "json:loads is a function, not a lucius.worker.Service"),
+    ],
+)
+def test_a_service_that_is_none_is_refused_by_name(name: str, said: str) -> None:
+    with pytest.raises(Misused, match=re.escape(said)):
+        _service(name)
