@@ -124,10 +124,15 @@ class Runtime:
 
     async def _take_up_left_overs(self) -> None:
         """What processes before us finished is sent again; what they were cut off from is reported as failed."""
-        for left in self._journal.left_over():
+        try:
+            left_overs = self._journal.left_over()
+        except StoreDown as down:
+            log.error("can't look for results left over", reason=str(down))
+            return
+        for left in left_overs:
             result = left.result or failure(left.directive, _interrupted(left))
             if left.result is None:
-                self._journal.finish(left.directive, result)
+                self._write_down(left.directive, result)
             await self._remember(key_of(left.directive), result)
             log.info("result left over, sending it again", finished=left.result is not None, **names_of(left.directive))
             self._report(left.directive, result)
@@ -280,9 +285,10 @@ class Runtime:
         self._journal.drop(key)
 
     async def _renew_forever(self) -> None:
-        """Keep the claims of what runs: nobody else starts it while we live."""
+        """Keep the claims of what runs, so that nobody else starts it; and look after processes that died beside us."""
         while True:
             await self._timing.sleep(CLAIM_SECONDS / 3)
+            await self._take_up_left_overs()
             if self._running:
                 try:
                     await self._store.renew(list(self._running), CLAIM_SECONDS)
