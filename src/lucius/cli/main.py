@@ -10,6 +10,7 @@ from lucius.cli import control, graph, jobs, serve, simulate
 from lucius.cli.audit import audit
 from lucius.cli.connection import DEFAULT_DATA_DIR, Options
 from lucius.cli.demo import demo
+from lucius.cli.new_service import new_service
 from lucius.cli.protocols import protocols
 from lucius.cli.review import review
 
@@ -63,6 +64,7 @@ app.add_typer(audit, name="audit", rich_help_panel=PEOPLE)
 protocols.command("graph")(graph.graph)
 app.add_typer(protocols, name="protocols", rich_help_panel=WORK)
 app.command(rich_help_panel=WORK)(simulate.simulate)
+app.command(rich_help_panel=WORK)(new_service)
 app.command(rich_help_panel=RUN)(serve.api)
 app.command(rich_help_panel=RUN)(serve.reconciler)
 app.command(rich_help_panel=RUN)(serve.service)

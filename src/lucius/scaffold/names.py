@@ -1,0 +1,62 @@
+"""From a service's name to everything else that is named after it."""
+
+import keyword
+import re
+import sys
+from dataclasses import dataclass
+
+SERVICE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")  # as protocols have them
+STEP_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # protocols allow 128, lines of code do not
+# A package of this name would hide one that the project imports, or its own folder of tests.
+TAKEN = frozenset(
+    {
+        *("aiohttp", "fastapi", "hatchling", "lucius", "msgspec", "multidict", "mypy", "pip", "prometheus_client"),
+        *("pydantic", "pytest", "rich", "ruff", "starlette", "structlog", "tests", "typer", "uvicorn", "yaml", "yarl"),
+    }
+)
+
+
+class BadName(ValueError):
+    """A name that can't be used, and why."""
+
+
+@dataclass(frozen=True)
+class Names:
+    name: str
+    package: str
+    step_type: str
+    title: str
+    lucius_version: str
+
+
+def names_for(name: str, step_type: str | None, lucius_version: str) -> Names:
+    """Raises BadName."""
+    package = _package(_service(name))
+    chosen = name.replace("-", "_").upper() if step_type is None else step_type
+    if not STEP_TYPE.fullmatch(chosen):
+        raise BadName(
+            f"{chosen!r} can't be a step type: letters, digits, '.', '_' and '-', 64 at most, a letter or digit first"
+        )
+    title = name.replace("-", " ").replace("_", " ").capitalize()
+    return Names(name=name, package=package, step_type=chosen, title=title, lucius_version=lucius_version)
+
+
+def _service(name: str) -> str:
+    if not SERVICE.fullmatch(name):
+        raise BadName(
+            f"{name!r} can't be a service name: lower-case letters, digits, '_' and '-', 64 at most, as in ocr-fast"
+        )
+    if not name[0].isalpha() or not name[-1].isalnum():
+        raise BadName(f"{name!r} can't name a Python project: begin with a letter, and end with a letter or digit")
+    return name
+
+
+def _package(name: str) -> str:
+    package = name.replace("-", "_")
+    if keyword.iskeyword(package):
+        reason = f"{package!r} is a word of the language"
+    elif package in TAKEN or package in sys.stdlib_module_names:
+        reason = f"it would hide the module {package!r}"
+    else:
+        return package
+    raise BadName(f"{name!r} can't name a Python package: {reason}; try {name}-service")

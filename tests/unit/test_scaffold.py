@@ -1,0 +1,194 @@
+"""`lucius new-service`: names that hold together and a project that is whole. An end-to-end test runs one."""
+
+import ast
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from lucius import __version__
+from lucius.adapters.expressions import CelTools
+from lucius.adapters.protocols_dir import read_protocol
+from lucius.cli.main import app
+from lucius.scaffold import BadName, Names, names_for, write_project
+from lucius.scaffold.project import FILES
+
+LONGEST = "a" * 63 + "z"
+TEMPLATES = Path(__file__).parents[2] / "src" / "lucius" / "scaffold" / "templates"
+
+
+def named(name: str, step_type: str | None = None) -> Names:
+    return names_for(name, step_type, __version__)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    write_project(named("invoice-reader"), tmp_path)
+    return tmp_path
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "step_type", "title"),
+    [
+        ("invoice-reader", "invoice_reader", "INVOICE_READER", "Invoice reader"),
+        ("ocr2", "ocr2", "OCR2", "Ocr2"),
+        ("a_b-c", "a_b_c", "A_B_C", "A b c"),
+        ("match", "match", "MATCH", "Match"),
+        (LONGEST, LONGEST, LONGEST.upper(), LONGEST.capitalize()),
+    ],
+)
+def test_everything_is_named_after_the_service(name: str, package: str, step_type: str, title: str) -> None:
+    names = named(name)
+    assert (names.package, names.step_type, names.title) == (package, step_type, title)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "can't be a service name"),
+        ("Invoice", "can't be a service name"),
+        ("invoice reader", "can't be a service name"),
+        ("invoice.reader", "can't be a service name"),
+        ("../up", "can't be a service name"),
+        ("ocr\n", "can't be a service name"),
+        ("größe", "can't be a service name"),
+        ("-ocr", "can't be a service name"),
+        ("a" * 65, "can't be a service name"),
+        ("3d", "begin with a letter"),
+        ("ocr-", "end with a letter or digit"),
+        ("class", "'class' is a word of the language; try class-service"),
+        ("async", "'async' is a word of the language"),
+        ("json", "it would hide the module 'json'"),
+        ("lucius", "it would hide the module 'lucius'"),
+        ("prometheus-client", "it would hide the module 'prometheus_client'"),
+        ("tests", "it would hide the module 'tests'"),
+    ],
+)
+def test_a_name_that_will_not_do_is_refused_with_the_reason(name: str, why: str) -> None:
+    with pytest.raises(BadName, match=re.escape(why)):
+        named(name)
+
+
+@pytest.mark.parametrize("step_type", ["", "TWO WORDS", ".HIDDEN", "A/B", "A" * 65, 'A"', "A\n"])
+def test_a_step_type_that_will_not_do_is_refused(step_type: str) -> None:
+    with pytest.raises(BadName, match="can't be a step type"):
+        named("ocr", step_type)
+
+
+# The project
+
+
+def test_every_template_is_used_and_every_mark_is_filled_in(project: Path) -> None:
+    assert sorted(path.name for path in TEMPLATES.iterdir()) == sorted(f"{name}.tmpl" for name in FILES)
+    for path in project.rglob("*"):
+        assert "@@" not in str(path)
+        assert path.is_dir() or "@@" not in path.read_text()
+
+
+@pytest.mark.parametrize("name", ["no", "null-1", LONGEST])
+def test_the_protocol_is_valid_and_names_service_and_step(tmp_path: Path, name: str) -> None:
+    write_project(named(name, "Read.It"), tmp_path)
+    protocol = read_protocol(tmp_path / "protocol.yaml", CelTools())
+    (step,) = protocol.steps
+    assert (protocol.request_type, step.step_type, step.service, step.step_id) == ("Read.It", "Read.It", name, name)
+
+
+def test_protocol_and_parameters_say_the_same(project: Path) -> None:
+    (step,) = yaml.safe_load((project / "protocol.yaml").read_text())["steps"]
+    top = step["payload_schema"]["properties"]["top"]
+    module = (project / "src/invoice_reader/service.py").read_text()
+    assert f"msgspec.Meta(ge={top['minimum']}, le={top['maximum']})] = {top['default']}" in module
+
+
+def test_what_is_generated_can_be_parsed(project: Path) -> None:
+    for path in project.rglob("*.py"):
+        ast.parse(path.read_text())
+    meta = tomllib.loads((project / "pyproject.toml").read_text())
+    assert meta["project"]["name"] == "invoice-reader"
+    assert f"lucius>={__version__}" in meta["project"]["dependencies"]
+    ci = yaml.safe_load((project / ".github/workflows/ci.yml").read_text())
+    assert ci["jobs"]["check"]["steps"][-1] == {"run": "make check test"}
+
+
+def instructions(dockerfile: str) -> list[tuple[str, str]]:
+    """What the Dockerfile says, a continued line as one."""
+    lines = re.sub(r"\\\n\s*", "", dockerfile).splitlines()
+    said = [line.split(maxsplit=1) for line in lines if line.strip() and not line.startswith("#")]
+    return [(word, rest) for word, rest in said]
+
+
+def test_the_image_is_pinned_not_root_and_gets_the_signal(project: Path) -> None:
+    said = instructions((project / "Dockerfile").read_text())
+    bases = [rest for word, rest in said if word == "FROM"]
+    assert len(bases) == 2
+    assert all(re.match(r"python:3\.\d+\.\d+-slim-\w+( AS build)?$", base) for base in bases)
+    last_stage = said[[word for word, _ in said].index("FROM", 1) :]
+    told = dict(last_stage)
+    assert told["USER"] == "10001"  # a number, so that Kubernetes can tell that it is not root
+    assert json.loads(told["ENTRYPOINT"]) == ["/venv/bin/python", "-m", "invoice_reader"]  # exec form: no shell between
+    assert told["STOPSIGNAL"] == "SIGTERM"
+    probe = told["HEALTHCHECK"].partition("CMD ")[2]
+    assert "/healthz" in json.loads(probe)[-1]
+    assert "LUCIUS_DATA_DIR=/data" in told["ENV"]
+    assert told["VOLUME"] == "/data"
+
+
+def test_the_image_is_built_from_files_that_are_there_and_not_ignored(project: Path) -> None:
+    said = instructions((project / "Dockerfile").read_text())
+    copied = {name for word, rest in said if word == "COPY" and "--from" not in rest for name in rest.split()[:-1]}
+    assert copied == {"wheels", "pyproject.toml", "README.md", "src"}
+    assert all((project / name).exists() for name in copied)
+    ignore = (project / ".dockerignore").read_text().split()
+    assert ignore[0] == "*"
+    assert {line[1:] for line in ignore if line.startswith("!")} == copied
+
+
+# The command
+
+
+def new_service(*args: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["new-service", *args])
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_the_project_goes_into_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = new_service("invoice-reader")
+    assert code == 0
+    assert "src/invoice_reader/service.py" in said
+    assert "make setup test" in said
+    assert (tmp_path / "invoice-reader" / "src" / "invoice_reader" / "service.py").is_file()
+
+
+def test_step_type_and_folder_can_be_chosen(tmp_path: Path) -> None:
+    assert new_service("invoice-reader", "--step-type", "READ", "--dir", str(tmp_path / "here"))[0] == 0
+    assert '@service.step("READ", params=Params)' in (tmp_path / "here/src/invoice_reader/service.py").read_text()
+
+
+def test_a_folder_that_is_not_empty_is_left_alone_unless_forced(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "README.md").write_text("mine")
+    code, said = new_service("ocr-fast", "--dir", str(tmp_path))
+    assert (code, len(list(tmp_path.iterdir()))) == (2, 2)
+    assert "not empty" in said
+    assert "--force" in said
+    assert new_service("ocr-fast", "--dir", str(tmp_path), "--force")[0] == 0
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "README.md").read_text().startswith("# Ocr fast")
+
+
+def test_what_can_not_be_written_is_said_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, said = new_service("ocr-fast", "--dir", str(tmp_path / "file"))
+    assert (code, "is not a folder" in said) == (2, True)
+    code, said = new_service("ocr-fast", "--dir", str(tmp_path / "file" / "below"))
+    assert (code, "can't write" in said) == (2, True)
+    code, said = new_service("Ocr")
+    assert (code, "can't be a service name" in said) == (2, True)
