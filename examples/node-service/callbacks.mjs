@@ -5,10 +5,11 @@ import { setTimeout as timer } from "node:timers/promises";
 const ANSWER_MS = 10_000; // how long an answer may take; then the callback is repeated
 const BACKOFF_MS = { first: 250, most: 10_000 };
 const LONGEST_RETRY_AFTER_MS = 300_000;
+const LONGEST_TIMER_MS = 2 ** 31 - 1;
 
 // One POST. Never throws: without an answer the status is 0, and nobody knows whether the request was taken.
 export async function post(url, token, body, { timeout = ANSWER_MS, signal } = {}) {
-  const limit = AbortSignal.timeout(timeout);
+  const limit = after(timeout);
   try {
     const response = await fetch(url, {
       method: "POST",
@@ -56,9 +57,14 @@ export function backoff(failures) {
   return Math.max(10, Math.random() * Math.min(BACKOFF_MS.most, BACKOFF_MS.first * 2 ** (failures - 1)));
 }
 
+// A signal after so long; fractions and very long times are no error.
+export function after(ms) {
+  return AbortSignal.timeout(Math.min(Math.ceil(ms), LONGEST_TIMER_MS));
+}
+
 // True when the time is over, false when the signal came first.
 export function pause(ms, signal) {
-  return timer(ms, undefined, { signal }).then(
+  return timer(Math.min(ms, LONGEST_TIMER_MS), undefined, { signal }).then(
     () => true,
     () => false,
   );

@@ -6,7 +6,7 @@
 
 import { EventEmitter, once, setMaxListeners } from "node:events";
 import { join } from "node:path";
-import { backoff, isRefusal, pause, post, say, verdictOf } from "./callbacks.mjs";
+import { after, backoff, isRefusal, pause, post, say, verdictOf } from "./callbacks.mjs";
 import { attemptOf, essence, faultOf, identity } from "./directive.mjs";
 import { StepFailure, never } from "./failure.mjs";
 import { Journal } from "./journal.mjs";
@@ -29,7 +29,7 @@ const PLACES = {
 };
 
 const FENCED = new StepFailure("FENCED", "this attempt no longer counts");
-const CANCELLED = new StepFailure("CANCELLED", "the job is being cancelled");
+const CANCELLED = new StepFailure("CANCELLED", "the job is being cancelled", "TRANSIENT");
 const STOPPING = new StepFailure("SERVICE_STOPPING", "the service stopped before it was done", "TRANSIENT");
 const RESTARTED = new StepFailure("SERVICE_RESTARTED", "the service was ended while at work", "TRANSIENT");
 const INTERRUPTED = never("INTERRUPTED", "the service was ended while at work, and the step may not be repeated");
@@ -197,9 +197,9 @@ async function resume(attempt, entry) {
 
 async function stop() {
   log("stopping", { working: working.size, undelivered: delivering.size });
-  await until(() => working.size === 0, AbortSignal.any([hurry.signal, AbortSignal.timeout(GRACE_MS)]));
+  await until(() => working.size === 0, AbortSignal.any([hurry.signal, after(GRACE_MS)]));
   for (const controller of working.values()) controller.abort(STOPPING);
-  await until(() => working.size + delivering.size === 0, AbortSignal.timeout(FAREWELL_MS));
+  await until(() => working.size + delivering.size === 0, after(FAREWELL_MS));
   halt.abort();
   log("stopped", { undelivered: delivering.size });
   process.exit();

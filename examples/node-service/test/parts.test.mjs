@@ -87,7 +87,8 @@ test("an input that is not there, or is no file, fails for good", async () => {
     ["https://example.org/a.txt", "UNSUPPORTED_REF"],
   ]) {
     const task = directive({ input_ref });
-    await assert.rejects(execute(task, new Workspace(task, places), working()), { code, failureClass: "NON_RETRYABLE" });
+    const work = execute(task, new Workspace(task, places), working());
+    await assert.rejects(work, { code, failureClass: "NON_RETRYABLE" });
   }
 });
 
@@ -126,7 +127,8 @@ test("no ref leads out of the folders it may use", async () => {
 
 test("a step id can't lead an artifact elsewhere", async () => {
   for (const stepId of ["..", "../../x", "/etc"]) {
-    await assert.rejects(new Workspace(directive({ stepId }), places).write("a", "b"), { code: "FORBIDDEN_REF" }, stepId);
+    const workspace = new Workspace(directive({ stepId }), places);
+    await assert.rejects(workspace.write("a", "b"), { code: "FORBIDDEN_REF" }, stepId);
   }
 });
 

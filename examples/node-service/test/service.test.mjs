@@ -84,7 +84,7 @@ function start(delay = 0) {
     LUCIUS_API_KEY: "key",
     LUCIUS_DATA_DIR: join(folder, "data"),
     LUCIUS_SERVICE_DELAY: String(delay),
-    LUCIUS_GRACE: "60",
+    LUCIUS_GRACE: "60.0001",
   };
   const child = spawn(process.execPath, [SERVICE], { env, stdio: "ignore" });
   children.push(child);
@@ -131,7 +131,7 @@ function directive(jobId, fields = {}) {
 
 test("a directive is acknowledged, kept alive and answered; one that makes no sense stops nothing", async () => {
   start(0.5);
-  orchestrator.give({ jobId: "bad" }, directive("a", { lease_seconds: 0.6 }), directive("b", { lease_seconds: 0.6 }));
+  orchestrator.give({ jobId: "bad" }, directive("a", { lease_seconds: 0.5 }), directive("b", { lease_seconds: 0.5 }));
   const results = await orchestrator.heard("result", 2);
   assert.deepEqual(results.map((result) => result.status), ["SUCCEEDED", "SUCCEEDED"]);
   assert.equal(results[0].result.words, 3);
