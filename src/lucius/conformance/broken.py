@@ -1,0 +1,350 @@
+"""A platform service without any library, and with `--fault NAME` one that gets something wrong.
+
+    python -m lucius.conformance.broken [--service ocr] [--fault no-ack]
+
+Without a fault it passes every case of the kit, and shows how little the contract asks for: pull, ACK, heartbeat,
+RESULT, a folder with one file for each attempt. Faults are listed in `faults`; each is one `self.wrong(...)` here.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.parse
+from http.client import HTTPException
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lucius.conformance.faults import FAULTS
+from lucius.conformance.plain import FIRST_PAUSE, Json, Line, Pause, Reply, Spool
+
+CONCURRENCY = 4
+GREED = 500
+WAIT_SECONDS = 5.0
+GRACE_SECONDS = 10.0
+GIVE_UP_SECONDS = 3600.0
+NEVER = threading.Event()
+IDENTITY = {"jobId": str, "stepId": str, "tenant_id": str, "attempt_no": int, "lease_id": str}
+NEEDED: dict[str, Any] = {
+    **IDENTITY,
+    "service": str,
+    "lease_seconds": (int, float),
+    "payload": dict,
+    "callback_urls": dict,
+}
+NEEDED |= {"callback_token": str, "workspace_ref": str, "output_ref": str}
+
+
+class Service:
+    def __init__(self, name: str, fault: str) -> None:
+        self.name = name
+        self._fault = fault
+        self._base = os.environ["LUCIUS_ORCHESTRATOR_URL"]
+        self._api_key = os.environ["LUCIUS_API_KEY"]
+        self._delay = float(os.environ.get("LUCIUS_SERVICE_DELAY") or 0)
+        self._spool = Spool(Path(os.environ["LUCIUS_DATA_DIR"]) / "attempts")
+        self._stopping = threading.Event()
+        self._changed = threading.Condition()
+        self._running: dict[str, threading.Thread] = {}
+        self._memory: dict[str, Json] = {}
+        self._line = Line()
+        self._one_at_a_time = threading.Lock()
+        self._last_token = ""
+        self._workers = threading.Semaphore(2)
+
+    def wrong(self, *faults: str) -> bool:
+        return self._fault in faults
+
+    # Pulling
+
+    def run(self) -> int:
+        if not self.wrong("rude-stop"):
+            signal.signal(signal.SIGTERM, self._on_signal)
+            signal.signal(signal.SIGINT, self._on_signal)
+        self._take_up_what_was_left()
+        pause = Pause()
+        code = 0
+        while not self._stopping.is_set() or self.wrong("pulls-on"):
+            reply = self._pull()
+            if reply is not None and reply.status in (401, 403) and not self.wrong("insists"):
+                code = 0 if self.wrong("leaves-quietly") else 2
+                break
+            if reply is not None and reply.status == 200:
+                pause = Pause()
+            elif not self.wrong("hammers-pulls", "insists"):
+                if self.wrong("dies-on-pull-error"):
+                    return 1
+                self._stopping.wait(pause.after(reply))
+        self._drain()
+        return code
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.wrong("deaf", "pulls-on"):
+            return
+        if self.wrong("silent-stop"):
+            os._exit(0)
+        self._stopping.set()
+        self._line.hang_up()  # what would come now we could only lose
+
+    def _pull(self) -> Reply | None:
+        room = self._room()
+        asked = time.monotonic()
+        if self._stopping.is_set():
+            return None
+        url = f"{self._base}/v1/services/{self.name}/directives:pull"
+        wait = 0.0 if self.wrong("spins") else WAIT_SECONDS
+        try:
+            reply = self._line.post(url, {"max": room, "wait_seconds": wait}, self._api_key, WAIT_SECONDS + 10)
+        except (OSError, HTTPException) as error:
+            log(f"pull: {error}")
+            return None
+        directives = reply.body.get("directives")
+        if reply.status != 200 or not isinstance(directives, list):
+            log(f"pull: answered {reply.status}")
+            return Reply(503, reply.retry_after, None) if reply.status == 200 else reply
+        for directive in directives:
+            self._take(directive)
+        if not directives and time.monotonic() - asked < FIRST_PAUSE and not self.wrong("spins"):
+            self._stopping.wait(FIRST_PAUSE)
+        return reply
+
+    def _room(self) -> int:
+        """How many more there is room for, once there is any."""
+        if self.wrong("greedy"):
+            return GREED
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._running) < CONCURRENCY or self._stopping.is_set())
+            return max(1, CONCURRENCY - len(self._running))
+
+    def _drain(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running, timeout=GRACE_SECONDS)
+
+    # Taking
+
+    def _take(self, directive: Any) -> None:
+        if self.wrong("dies-on-malformed"):
+            directive["jobId"], directive["attempt_no"] + 1, directive["callback_urls"]["ack"]
+        if fault := self._unfit(directive):
+            log(f"ignored: {fault}")
+            return
+        self._last_token = directive["callback_token"]
+        key = "-".join(str(directive[name]) for name in ("jobId", "stepId", "attempt_no", "lease_id"))
+        key = urllib.parse.quote(key, safe="")
+        known = self._recall(key)
+        if key in self._running and not self.wrong("runs-running"):
+            log("seen before, and at work on it")
+        elif known and known["state"] == "done" and not self.wrong("runs-finished"):
+            self._begin(key, lambda: self._deliver(key, known))
+        elif known and self.wrong("stuck-claim"):
+            log("claimed by someone")
+        else:
+            self._begin(key, lambda: self._attempt(key, directive))
+
+    def _unfit(self, directive: Any) -> str:
+        if not isinstance(directive, dict):
+            return "not an object"
+        for name, kind in NEEDED.items():
+            if not isinstance(directive.get(name), kind) or directive[name] == "":
+                return f"{name} is missing or of the wrong type"
+        if self.wrong("strict-fields") and any(name.startswith("x_") for name in directive):
+            return "a field that nobody knows"
+        if directive["service"] != self.name and not self.wrong("takes-any"):
+            return f"meant for {directive['service']}"
+        if directive["attempt_no"] < 1 or directive["lease_seconds"] <= 0:
+            return "no attempt or no lease"
+        urls = [directive["callback_urls"].get(kind) for kind in ("ack", "heartbeat", "result")]
+        return "" if all(str(url).startswith("http://") for url in urls) else "no callback URLs"
+
+    def _recall(self, key: str) -> Json | None:
+        return self._memory.get(key) if self.wrong("forgets", "no-spool", "reruns") else self._spool.read(key)
+
+    def _remember(self, key: str, entry: Json) -> None:
+        self._memory[key] = entry
+        if self.wrong("reruns") and entry["state"] == "done" and not entry.get("delivered"):
+            return
+        if not self.wrong("forgets", "no-spool"):
+            self._spool.write(key, entry)
+
+    def _begin(self, key: str, work: Any) -> None:
+        def worked() -> None:
+            try:
+                work()
+            finally:
+                with self._changed:
+                    self._running.pop(key, None)
+                    self._changed.notify_all()
+
+        with self._changed:
+            self._running[key] = thread = threading.Thread(target=worked, daemon=True)
+        thread.start()
+
+    def _take_up_what_was_left(self) -> None:
+        """RESULTs that an earlier process could not deliver. What it had only begun may come again."""
+        for key, entry in self._spool.entries():
+            if entry["state"] == "done" and not entry["delivered"]:
+                self._begin(key, lambda key=key, entry=entry: self._deliver(key, entry))
+            elif entry["state"] == "begun" and self.wrong("two-results"):
+                self.send("result", entry["directive"], _failed("RETRYABLE", "RESTARTED", "we were killed"))
+            elif entry["state"] == "begun" and self.wrong("reruns"):
+                self._begin(key, lambda key=key, entry=entry: self._attempt(key, entry["directive"]))
+
+    # Working
+
+    def _attempt(self, key: str, directive: Json) -> None:
+        attempt = Attempt(self, directive)
+        if self.wrong("greedy"):
+            self._workers.acquire()
+        self._remember(key, {"state": "begun", "directive": directive})
+        heart = threading.Thread(target=attempt.keep_alive, daemon=True)
+        heart.start()
+        said = attempt.execute(self._delay)
+        attempt.done.set()
+        heart.join()
+        if self.wrong("greedy"):
+            self._workers.release()
+        if self.wrong("late-ack"):
+            self.send("ack", directive, {})
+        if said is None:
+            return
+        entry = {"state": "done", "directive": directive, "result": said, "delivered": False}
+        self._remember(key, entry)
+        self._deliver(key, entry)
+
+    def _deliver(self, key: str, entry: Json) -> None:
+        reply = self.send("result", entry["directive"], entry["result"])
+        if self.wrong("double-result"):
+            self.send("result", entry["directive"], {**entry["result"], "result": {"second": True}})
+        if self.wrong("repeated-result"):
+            self.send("result", entry["directive"], entry["result"])
+        if reply is not None:
+            self._remember(key, {**entry, "delivered": True})
+
+    def send(
+        self, kind: str, directive: Json, more: Json, within: float = GIVE_UP_SECONDS, over: threading.Event = NEVER
+    ) -> Reply | None:
+        """Say it until someone has heard, or it is no longer of use."""
+        body = {name: directive[name] for name in IDENTITY} | more
+        if kind == "result" and self.wrong("wrong-lease"):
+            body["lease_id"] = "lease-1"
+        deadline, pause = time.monotonic() + within, Pause()
+        while time.monotonic() < deadline and not over.is_set():
+            reply = self._say(kind, directive, body)
+            if not self._say_again(kind, reply):
+                return reply
+            seconds = pause.after(None if self.wrong("ignores-retry-after") else reply)
+            over.wait(0.01 if self.wrong("hammers") else seconds)
+        return None
+
+    def _say(self, kind: str, directive: Json, body: Json) -> Reply | None:
+        token = self._last_token if self.wrong("wrong-token") else directive["callback_token"]
+        timeout = 0.5 if self.wrong("impatient") and kind == "result" else 10.0
+        try:
+            if self.wrong("serial-callbacks"):
+                with self._one_at_a_time:
+                    return Line().post(directive["callback_urls"][kind], body, token, timeout)
+            return Line().post(directive["callback_urls"][kind], body, token, timeout)
+        except (OSError, HTTPException) as error:
+            log(f"{kind}: {error}")
+            if self.wrong("impatient") and kind == "result":
+                body["result"] = Attempt(self, directive).work()["result"]
+            return None
+
+    def _say_again(self, kind: str, reply: Reply | None) -> bool:
+        if kind == "result" and reply is None and self.wrong("loses-result", "trusts-silence"):
+            return False
+        if reply is None:
+            return True
+        log(f"{kind}: {reply.status} {reply.body.get('disposition') or reply.body.get('code') or ''}")
+        if kind == "result" and self.wrong("repeats-late") and reply.body.get("disposition") == "LATE":
+            return True
+        if kind == "result" and self.wrong("repeats-stale") and reply.status == 409:
+            return True
+        if kind == "ack" and self.wrong("one-ack"):
+            return False
+        if self.wrong("repeats-refused") and reply.status in (401, 403):
+            return True
+        return reply.passing and not self.wrong("gives-up")
+
+
+class Attempt:
+    def __init__(self, service: Service, directive: Json) -> None:
+        self._service = service
+        self._directive = directive
+        self.done = threading.Event()
+        self._fenced = threading.Event()
+        self._cancelled = threading.Event()
+
+    def keep_alive(self) -> None:
+        """ACK, and a heartbeat in each third of the lease."""
+        lease = self._directive["lease_seconds"]
+        if not self._service.wrong("no-ack", "late-ack"):
+            self._heed(self._service.send("ack", self._directive, {}, 30, self.done))
+        if self._service.wrong("no-heartbeat"):
+            return
+        while not self._fenced.is_set() and not self.done.wait(lease / 3):
+            self._heed(self._service.send("heartbeat", self._directive, {"progress": 0.5}, lease, self.done))
+
+    def _heed(self, reply: Reply | None) -> None:
+        if reply is None:
+            return
+        ignored = "ignores-stale" if reply.status == 409 else "beats-late"
+        if reply.fenced and not self._service.wrong(ignored, "repeats-refused", "repeats-stale"):
+            self._fenced.set()
+        if reply.body.get("cancel_requested"):
+            self._cancelled.set()
+
+    def execute(self, delay: float) -> Json | None:
+        """What the RESULT says, or None for an attempt that was fenced."""
+        payload = self._directive["payload"]
+        seconds = payload.get("seconds", 0)
+        if not isinstance(seconds, int | float):
+            again = self._service.wrong("retries-bad-payload")
+            return _failed("RETRYABLE" if again else "NON_RETRYABLE", "INVALID_PAYLOAD", "seconds must be a number")
+        until = time.monotonic() + delay + seconds
+        while time.monotonic() < until:
+            if self._fenced.wait(0.05) and not self._service.wrong("repeats-stale"):
+                return None
+            if self._cancelled.is_set():
+                return None if self._service.wrong("silent-cancel") else _failed("NON_RETRYABLE", "CANCELLED", "asked")
+        return self.work()
+
+    def work(self) -> Json:
+        directive = self._directive
+        text = f"done by {self._service.name} in process {os.getpid()} at {time.time()}\n"
+        ref = f"{directive['workspace_ref']}/{directive['stepId']}/{directive['attempt_no']}/output.txt"
+        for target in (ref, directive["output_ref"]):
+            _write(Path(urllib.parse.unquote(urllib.parse.urlsplit(target).path)), text)
+        refs = [ref, f"{ref}.gone"] if self._service.wrong("lost-artifact") else [ref]
+        status = "OK" if self._service.wrong("invalid-result") else "SUCCEEDED"
+        return {"status": status, "result": {"chars": len(text), "at": time.time()}, "artifact_refs": refs}
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{threading.get_ident()}.tmp")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+def _failed(failure_class: str, code: str, message: str) -> Json:
+    return {"status": "FAILED", "failure_class": failure_class, "error": {"code": code, "message": message}}
+
+
+def log(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A platform service that does nothing much, rightly or wrongly.")
+    parser.add_argument("--service", default="plain")
+    parser.add_argument("--fault", default="", choices=["", *FAULTS])
+    given = parser.parse_args()
+    return Service(given.service, given.fault).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""The service itself stops: killed in the middle of a step, killed with a result in hand, or asked to go."""
+
+from lucius.conformance.book import now
+from lucius.conformance.cases import Case
+from lucius.conformance.evidence import ADVICE, SLOW_ENOUGH, executed_again, marks
+from lucius.conformance.model import Failed, NotShown
+from lucius.conformance.process import exit_words
+from lucius.conformance.stage import Stage, heard_of, require_not_refused, words
+
+LEASE = 1.0
+QUIET = 1.5
+REACTS_WITHIN = 0.5
+
+
+async def killed_mid_step(stage: Stage) -> str:
+    await stage.start(slow=2.5)
+    attempt = stage.send(stage.make())
+    await stage.acked(attempt)
+    await stage.watch(0.3 * stage.slow)
+    if attempt.results:
+        raise NotShown(f"the step ended before it could be interrupted: {ADVICE}")
+    await stage.kill()
+    await stage.start(slow=stage.slow)
+    stage.send(attempt)
+    expected = f"a RESULT of {words(attempt)}, delivered again after a kill"
+    takes = 2 * stage.slow + stage.work
+    await stage.must(lambda: attempt.ended_by is not None, expected, lambda: heard_of(attempt), takes)
+    await stage.watch(max(QUIET, attempt.handed_over[-1] + stage.slow + 1 - now()))
+    said = attempt.results[0].body
+    if len({one.says for one in attempt.results}) > 1:
+        raise Failed("one RESULT", f"{len(attempt.results)} that differ came")
+    error = f" {said['error'].get('code')}" if said.get("error") else ""
+    return f"one RESULT after the restart: {said['status']}{error}"
+
+
+async def killed_finished(stage: Stage) -> str:
+    """The work is done, nobody listens, and the process is killed: the RESULT must be on disk by then."""
+    await stage.start(slow=2.0)
+    attempt = stage.send(stage.make(lease=LEASE))
+    await stage.acked(attempt)
+    await stage.watch(0.25 * stage.slow)
+    if attempt.results:
+        raise NotShown(f"the step ended before the orchestrator could go away: {ADVICE}")
+    await stage.server.away()
+    await stage.watch(0.75 * stage.slow + 2 * stage.work + 1.0)
+    before = marks(attempt)
+    await stage.kill()
+    await stage.server.back()
+    heard, restarted_at = len(attempt.heard), now()
+    await stage.start(slow=stage.slow)
+    expected = f"the RESULT of {words(attempt)}, which was done before the kill, from the data folder"
+    await stage.must(lambda: bool(attempt.results), expected, lambda: "none came", takes=stage.slow)
+    said = attempt.results[0]
+    require_not_refused(attempt)
+    again = [one for one in attempt.heard[heard:] if one.kind == "heartbeat"]
+    rewritten = [path.name for path, mark in marks(attempt).items() if before.get(path) != mark]
+    if again or rewritten:
+        sign = f"{len(again)} heartbeats came" if again else f"{', '.join(rewritten)} was written again"
+        raise Failed(
+            "that the RESULT comes from the data folder, without another execution", f"after the restart {sign}"
+        )
+    stage.send(attempt)
+    await stage.until(lambda: len(attempt.handed_over) > 1, stage.options.patience)
+    await stage.watch(stage.slow * SLOW_ENOUGH)
+    if signs := executed_again(attempt, attempt.handed_over[-1], marks(attempt), stage.slow):
+        raise Failed("that the directive is not executed when it comes again", "; ".join(signs))
+    return f"RESULT {said.at - restarted_at:.1f} s after the restart, without working again"
+
+
+async def graceful_stop(stage: Stage) -> str:
+    await stage.start(slow=2.5)
+    attempt = stage.send(stage.make())
+    await stage.acked(attempt)
+    await stage.watch(0.2 * stage.slow)
+    if attempt.results:
+        raise NotShown(f"the step ended before the service was asked to stop: {ADVICE}")
+    assert stage.process is not None
+    stage.may_end = True
+    stage.process.terminate()
+    asked_at = now()
+    await stage.watch(REACTS_WITHIN)
+    second = stage.send(stage.make())
+    within = stage.slow + stage.work + stage.options.patience
+    code = await stage.process.wait(within)
+    took = now() - asked_at
+    if code is None:
+        raise Failed(f"an end within {within:.0f} s of SIGTERM", "the process still runs")
+    late = [pull for pull in stage.server.pulls if pull.at > asked_at + REACTS_WITHIN]
+    if late:
+        raise Failed("no pull after SIGTERM", f"{len(late)} came, the first {late[0].at - asked_at:.1f} s later")
+    if not attempt.results:
+        raise Failed(f"a RESULT of {words(attempt)} (SUCCEEDED, or FAILED if it must be cut short)", heard_of(attempt))
+    if second.handed_over and not second.results:
+        raise Failed(
+            "that a service which stops takes nothing more, or does it",
+            "the poll that was open took a directive and nothing was heard of it; close the connection at SIGTERM",
+        )
+    if code != 0:
+        raise Failed("exit code 0 after SIGTERM", f"the process {exit_words(code)}")
+    return f"{attempt.results[0].body['status']}, then exit code 0 {took:.1f} s after SIGTERM"
+
+
+CASES = [
+    Case(
+        id="killed-mid-step",
+        title="After kill -9 in the middle of a step, its attempt has one RESULT",
+        play=killed_mid_step,
+        seconds=6.0,
+    ),
+    Case(
+        id="killed-finished",
+        title="A finished RESULT survives kill -9 while the orchestrator is away",
+        play=killed_finished,
+        seconds=7.0,
+    ),
+    Case(
+        id="graceful-stop",
+        title="SIGTERM lets the step end or reports it, and ends the process with 0",
+        play=graceful_stop,
+        seconds=3.5,
+    ),
+]

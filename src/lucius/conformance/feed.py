@@ -1,0 +1,88 @@
+"""How directives reach the service under test.
+
+A `Feed` is all that the cases know of a bus. `local:` is the only one so far: there the service pulls from the kit's
+own server. A broker would be a second implementation, which publishes instead of queueing.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from lucius.conformance.book import Attempt
+from lucius.conformance.directives import soon
+from lucius.conformance.model import Misuse
+from lucius.contract import PullRequest
+
+
+class Parcel(Struct, frozen=True):
+    """What is on its way to the service: a directive of ours, or with no attempt behind it something else."""
+
+    message: Any
+    attempt: Attempt | None = None
+
+
+class Feed(Protocol):
+    url: str
+    """LUCIUS_BUS_URL of the service."""
+
+    def send(self, parcel: Parcel) -> None: ...
+
+    def waiting(self) -> int:
+        """How much has not been handed over."""
+
+
+class LocalFeed:
+    """A queue that pulls empty. The server asks it; `on_hand_over` hears what left."""
+
+    url = "local:"
+
+    def __init__(self, on_hand_over: Callable[[Attempt], None]) -> None:
+        self._queue: list[Parcel] = []
+        self._arrived = asyncio.Event()
+        self._on_hand_over = on_hand_over
+
+    def send(self, parcel: Parcel) -> None:
+        self._queue.append(parcel)
+        self._arrived.set()
+
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    async def arrival(self, seconds: float) -> None:
+        """Until something is there, or so long."""
+        self._arrived.clear()
+        if self._queue:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._arrived.wait()
+        except TimeoutError:
+            return
+
+    def take(self, wanted: PullRequest) -> list[Any]:
+        """At most `max` messages, oldest first, of the lanes asked for; they count as handed over."""
+        taken = [parcel for parcel in self._queue if _fits(parcel, wanted.lanes)][: wanted.max]
+        self._queue = [parcel for parcel in self._queue if parcel not in taken]
+        for parcel in taken:
+            if parcel.attempt is not None:
+                _stamp(parcel.attempt)
+                self._on_hand_over(parcel.attempt)
+        return [parcel.message for parcel in taken]
+
+
+def _fits(parcel: Parcel, lanes: list[int] | None) -> bool:
+    return lanes is None or parcel.attempt is None or parcel.attempt.directive["lane"] in lanes
+
+
+def _stamp(attempt: Attempt) -> None:
+    """The ACK deadline runs from the first hand-over; a message that comes again is the same message."""
+    if not attempt.handed_over:
+        attempt.directive["ack_deadline"] = soon(attempt.ack_seconds)
+
+
+def check_bus(url: str) -> None:
+    """Raises Misuse for a bus the kit can't feed."""
+    if url != "local:":
+        raise Misuse(f"the kit feeds services over local: only, not over {url}; run it with LUCIUS_BUS_URL=local:")

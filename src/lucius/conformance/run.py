@@ -1,0 +1,160 @@
+"""Puts cases on stage, a few side by side, and collects what became of them."""
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from lucius import __version__
+from lucius.conformance import process
+from lucius.conformance.book import now
+from lucius.conformance.cases import Case, all_cases
+from lucius.conformance.feed import check_bus
+from lucius.conformance.model import (
+    SCHEMA,
+    CaseReport,
+    Misuse,
+    Options,
+    Outcome,
+    Pace,
+    Report,
+    ServiceReport,
+    Verdict,
+    has_passed,
+)
+from lucius.conformance.stage import Stage
+
+CASE_SECONDS = 120.0
+REHEARSAL = "rehearsal"
+
+Began = Callable[[str], None]
+Ended = Callable[[CaseReport], None]
+
+
+def choose(ids: Sequence[str] | None) -> list[Case]:
+    """The cases with these ids, or all. Raises Misuse."""
+    cases = {case.id: case for case in all_cases()}
+    if unknown := [name for name in ids or () if name not in cases]:
+        raise Misuse(f"there is no case {unknown[0]!r}; there are {', '.join(cases)}")
+    return [case for case in cases.values() if not ids or case.id in ids]
+
+
+async def run(
+    options: Options,
+    cases: Sequence[Case],
+    *,
+    on_begin: Began = lambda _: None,
+    on_end: Ended = lambda _: None,
+    pace: Pace | None = None,
+) -> Report:
+    """All of them, however they end. `pace` is measured unless it is given. Raises Misuse."""
+    check_bus(options.bus)
+    began, at = now(), datetime.now(UTC)
+    with ExitStack() as stack:
+        if options.keep is None:
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lucius-conformance-")))
+        else:
+            root = options.keep
+        troupe = _Troupe(options, root.resolve(), on_begin, on_end)
+        reports = await troupe.play_all(cases, pace)
+    service = options.service or (troupe.pace.service if troupe.pace else None)
+    step_type = options.step_type or (service.upper() if service else None)
+    return Report(
+        schema=SCHEMA,
+        kit_version=__version__,
+        started_at=at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        seconds=round(now() - began, 2),
+        service=ServiceReport(name=service, step_type=step_type, command=options.command),
+        strict=options.strict,
+        passed=all(has_passed(report.outcome, options.strict) for report in reports),
+        counts=dict(Counter(report.outcome.value for report in reports)),
+        cases=reports,
+    )
+
+
+class _Troupe:
+    def __init__(self, options: Options, root: Path, on_begin: Began, on_end: Ended) -> None:
+        self.pace: Pace | None = None
+        self._options = options
+        self._root = root
+        self._on_begin = on_begin
+        self._on_end = on_end
+        self._places = asyncio.Semaphore(options.side_by_side)
+
+    async def play_all(self, cases: Sequence[Case], pace: Pace | None) -> list[CaseReport]:
+        """In the order given, though the longest are begun first."""
+        self.pace = pace
+        if pace is None:
+            self._on_begin(REHEARSAL)
+            measured = await self._play(Case(id=REHEARSAL, title="", play=self._rehearse, seconds=0))
+            if self.pace is None:
+                return [self._not_even_started(case, measured) for case in cases]
+        reports: dict[str, CaseReport] = {}
+
+        async def play(case: Case) -> None:
+            async with self._places:
+                self._on_begin(case.id)
+                reports[case.id] = await self._play(case)
+                self._on_end(reports[case.id])
+
+        async with asyncio.TaskGroup() as group:
+            for case in sorted(cases, key=lambda case: -case.seconds):
+                group.create_task(play(case))
+        return [reports[case.id] for case in cases]
+
+    async def _rehearse(self, stage: Stage) -> str:
+        """Learn what the service is called and how long it works. What it gets wrong is for the cases to say."""
+        await stage.start()
+        assert stage.server.service is not None
+        self.pace = pace = Pace(service=stage.server.service)
+        attempt = stage.send(stage.make())
+        if not await stage.until(lambda: attempt.results, self._options.patience):
+            return ""
+        self.pace = pace = replace(pace, work_seconds=attempt.results[0].at - attempt.first_handed_over)
+        if self._options.slow_payload is not None:
+            slow = stage.send(stage.make(payload=self._options.slow_payload))
+            await stage.until(lambda: slow.results, 60.0)
+            seconds = slow.results[0].at - slow.first_handed_over if slow.results else 60.0
+            self.pace = replace(pace, slow_seconds=max(0.1, seconds))
+        return ""
+
+    async def _play(self, case: Case) -> CaseReport:
+        folder = self._root / case.id
+        folder.mkdir(parents=True, exist_ok=True)
+        stage = Stage(self._options, self.pace, folder)
+        began = now()
+        outcome, seen = Outcome.PASS, ""
+        try:
+            await stage.open()
+            async with asyncio.timeout(CASE_SECONDS + 10 * stage.slow):
+                seen = await case.play(stage)
+                stage.check_manners()
+        except Verdict as verdict:
+            outcome, seen = verdict.outcome, str(verdict)
+        except TimeoutError:
+            outcome, seen = Outcome.FAIL, f"expected an end; the case still ran after {now() - began:.0f} s"
+        finally:
+            await stage.close()
+        if outcome is Outcome.PASS and stage.warnings:
+            outcome, seen = Outcome.WARN, "; ".join(stage.warnings)
+        bad = outcome in (Outcome.FAIL, Outcome.NOT_SHOWN)
+        return CaseReport(
+            id=case.id,
+            title=case.title,
+            outcome=outcome,
+            seconds=round(now() - began, 2),
+            seen=seen,
+            warnings=list(stage.warnings),
+            read=case.read,
+            log_tail=process.tail(stage.log) if bad else [],
+        )
+
+    def _not_even_started(self, case: Case, rehearsal: CaseReport) -> CaseReport:
+        report = replace(rehearsal, id=case.id, title=case.title, read=case.read, seconds=0.0)
+        self._on_end(report)
+        return report
