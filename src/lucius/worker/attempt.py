@@ -29,6 +29,8 @@ class Attempt:
         self._timer: Timer | None = None
         self._fenced = False
         self._abandoned = False
+        self.heard = False
+        """Whether the orchestrator knows that somebody is at it."""
 
     @property
     def progress(self) -> float | None:
@@ -50,14 +52,13 @@ class Attempt:
         structlog.contextvars.bind_contextvars(**names_of(self.directive))
         self._sender.ack(self.directive, self._on_answer)
         self._beat_later()
-        result: bytes | None = None
         try:
             result = await self._outcome()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = self._running = None
-            await on_end(self, result)
+        await on_end(self, result)
 
     async def _outcome(self) -> bytes | None:
         """The encoded RESULT, or none at all."""
@@ -66,10 +67,8 @@ class Attempt:
         except asyncio.CancelledError as cancelled:
             if self._fenced:
                 return None
-            if self._abandoned:
+            if self._abandoned or _someone_cancelled_us():  # the loop ends, and we with it
                 return failure(self.directive, Stopped(StopReason.SHUTDOWN))
-            if _someone_cancelled_us():
-                raise
             return failure(self.directive, unexpected(cancelled))  # something inside the step was cancelled
 
     def _beat_later(self) -> None:
@@ -85,6 +84,7 @@ class Attempt:
             self._beat_later()
 
     def _on_answer(self, delivery: Delivery) -> None:
+        self.heard = self.heard or not isinstance(delivery, GaveUp)
         match delivery:
             case Delivered(disposition, wanted=False):
                 self._fence(disposition)

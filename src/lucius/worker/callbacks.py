@@ -11,6 +11,7 @@ Each callback ends as exactly one Delivery, told to whoever sent it:
 """
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime
@@ -28,6 +29,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 BATCH_LIMIT = 200
 BATCH_BYTES = 512 * 1024
 LATE_WINDOW = 24 * 3600.0
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 AWAY = frozenset({429, 502, 503, 504})  # the orchestrator as a whole, not this message
 
 Kind = Literal["ack", "heartbeat", "result"]
@@ -221,8 +223,10 @@ class CallbackSender:
 
     async def _post_chain(self, chain: list[Callback]) -> None:
         for callback in chain:
+            directive = callback.directive
+            headers = trace_headers(directive)
             try:
-                reply = await self._transport.post(callback.url, callback.body, callback.directive.callback_token)
+                reply = await self._transport.post(callback.url, callback.body, directive.callback_token, headers)
             except Unreachable as error:
                 self._retry(callback, str(error), 0.0)
             else:
@@ -275,6 +279,12 @@ def heartbeat_body(directive: Directive, progress: float | None) -> bytes:
             progress=progress,
         )
     )
+
+
+def trace_headers(directive: Directive) -> dict[str, str]:
+    """The job's trace context, if it is one: clients say what they like. A batch is of many jobs, and has none."""
+    trace = directive.traceparent
+    return {"traceparent": trace} if trace and _TRACEPARENT.fullmatch(trace) else {}
 
 
 def _instant(timestamp: str) -> float:

@@ -7,10 +7,15 @@ from typing import Any, Protocol
 
 import structlog
 from msgspec import Struct, field
+from msgspec.json import Encoder
 
 from lucius.contract import Directive, StepInput
-from lucius.worker.failure import Stopped, StopReason
+from lucius.worker.failure import NonRetryable, Stopped, StopReason
 from lucius.worker.workspace import Entry, Files, Places, Workspace
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+RESULT_BYTES = 256 * 1024
 
 
 class StepResult(Struct, frozen=True):
@@ -18,6 +23,27 @@ class StepResult(Struct, frozen=True):
 
     result: Any = None
     artifact_refs: list[str] = field(default_factory=list)
+
+
+def as_json(value: Any) -> bytes:
+    """Encoded for a RESULT. Raises NonRetryable: the same step would return the same again."""
+    try:
+        body = _encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise NonRetryable("INVALID_OUTPUT", f"the result is not JSON: {error}") from error
+    if len(body) > RESULT_BYTES:
+        raise NonRetryable("INVALID_OUTPUT", f"the result has {len(body)} bytes; results are small, write an artifact")
+    return body
+
+
+def _as_text(value: Any) -> str:
+    """An Artifact is a text, too, wherever in a result it is."""
+    if isinstance(value, str):
+        return str(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+_encode = Encoder(enc_hook=_as_text).encode
 
 
 class Line(Protocol):
@@ -69,7 +95,10 @@ class LocalLine:
                 self._stopping = reason
             acts, self._acts = self._acts, []
         for act in acts:
-            act()
+            try:
+                act()
+            except Exception:  # whatever it is, it is the step's own: neither the others nor we suffer for it
+                log.exception("what a step wanted done on stopping failed")
 
 
 class StepContext:
@@ -155,7 +184,7 @@ class StepContext:
 
     def progress(self, done: float) -> None:
         """How far the work is, 0 to 1. It leaves with the next heartbeat."""
-        self._line.progress(min(1.0, max(0.0, done)))
+        self._line.progress(min(1.0, max(0.0, float(done))))
 
     @property
     def stopping(self) -> StopReason | None:

@@ -1,5 +1,6 @@
 """Runs an author's function where it belongs, and turns whatever comes of it into a RESULT."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Literal
 
@@ -7,8 +8,8 @@ import msgspec
 import structlog
 
 from lucius.contract import Directive, Error, ResultCallback
-from lucius.worker.context import LocalLine, StepContext, StepResult, names_of
-from lucius.worker.failure import NonRetryable, StepFailure, failure_of, redacted, unexpected
+from lucius.worker.context import LocalLine, StepContext, StepResult, as_json, names_of
+from lucius.worker.failure import StepFailure, failure_of, redacted, traceback_of, unexpected
 from lucius.worker.processes import Processes, Work
 from lucius.worker.service import Service, Step, call, checked
 from lucius.worker.threads import Threads
@@ -17,7 +18,6 @@ from lucius.worker.workspace import Places
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-RESULT_BYTES = 256 * 1024
 DELAY_SLICES = 10
 
 _encode = msgspec.json.Encoder().encode
@@ -44,7 +44,7 @@ class Executor:
         self._processes.close()
 
     async def execute(self, directive: Directive, line: LocalLine) -> bytes:
-        """The encoded RESULT, a success or a failure. Raises CancelledError only."""
+        """The encoded RESULT, a success or a failure. Raises CancelledError, or what ends the process, only."""
         try:
             context = StepContext(directive, self._places, line)
             if self._delay:
@@ -52,7 +52,9 @@ class Executor:
             result = await self._result(context, line)
             body = success(directive, result)
             await self._seal(context)
-        except Exception as error:  # noqa: BLE001 - the author's code may raise anything; the attempt must end
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the author's code may raise anything, SystemExit too
             return failure(directive, redacted(self._failure(error, directive), directive.callback_token))
         return body
 
@@ -91,11 +93,12 @@ class Executor:
             await self._timing.sleep(self._delay / DELAY_SLICES)
             context.raise_if_stopping()
 
-    def _failure(self, error: Exception, directive: Directive) -> StepFailure:
+    def _failure(self, error: BaseException, directive: Directive) -> StepFailure:
         known = failure_of(error, self.service.errors)
         if known is not None:
             return known
-        log.error("step failed unexpectedly", exc_info=error, **names_of(directive))
+        told = traceback_of(error, directive.callback_token)
+        log.error("step failed unexpectedly", exception=told, **names_of(directive))
         return unexpected(error)
 
 
@@ -103,13 +106,7 @@ def success(directive: Directive, output: StepResult) -> bytes:
     result = _blank(directive, "SUCCEEDED")
     result.result = output.result
     result.artifact_refs = [str(ref) for ref in output.artifact_refs]
-    try:
-        body = _encode(result)
-    except (TypeError, ValueError) as error:
-        raise NonRetryable("INVALID_OUTPUT", f"the result is not JSON: {error}") from error
-    if len(body) > RESULT_BYTES:
-        raise NonRetryable("INVALID_OUTPUT", f"the result has {len(body)} bytes; results are small, write an artifact")
-    return body
+    return as_json(result)
 
 
 def failure(directive: Directive, reported: StepFailure) -> bytes:

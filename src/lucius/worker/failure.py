@@ -9,6 +9,7 @@ StepFailure                  any class, with a code of yours
 └── Stopped                  raised by `ctx.raise_if_stopping()`
 """
 
+import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -18,6 +19,9 @@ from typing import NamedTuple
 CODE_LIMIT = 128
 MESSAGE_LIMIT = 2000
 LONGEST_RETRY_AFTER = 86_400.0
+REDACTED = "[redacted]"
+TELLING_LENGTH = 8
+"""A piece of a token that is shorter than this tells nobody anything."""
 
 
 class FailureClass(StrEnum):
@@ -32,6 +36,12 @@ class FailureClass(StrEnum):
 class StepFailure(Exception):
     """Raised by a step: the RESULT is FAILED with this class and code. The message is shown to operators."""
 
+    # What a subclass says that never calls our __init__.
+    code: str = "UNSPECIFIED"
+    message: str = ""
+    failure_class: FailureClass = FailureClass.RETRYABLE
+    retry_after_seconds: float | None = None
+
     def __init__(
         self,
         code: str,
@@ -41,9 +51,9 @@ class StepFailure(Exception):
         retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(f"{code}: {message}")
-        self.code = code[:CODE_LIMIT] or "UNSPECIFIED"
-        self.message = message[:MESSAGE_LIMIT]
-        self.failure_class = failure_class
+        self.code = _sendable(code)[:CODE_LIMIT] or "UNSPECIFIED"
+        self.message = _sendable(message)[:MESSAGE_LIMIT]
+        self.failure_class = FailureClass(failure_class)
         self.retry_after_seconds = _bounded(retry_after_seconds)
 
 
@@ -114,11 +124,27 @@ _BY_STATUS = {
 }
 
 
+# Errors of HTTP clients that have no status, by the names their classes bear: none of them is a dependency of ours.
+_TIMEOUTS = frozenset({"TimeoutError", "Timeout", "TimeoutException", "APITimeoutError", "ServiceResponseTimeoutError"})
+_NO_CONNECTION = frozenset(
+    {
+        "ConnectionError",
+        "ClientConnectionError",
+        "ClientPayloadError",
+        "ChunkedEncodingError",
+        "IncompleteRead",
+        "TransportError",
+        "APIConnectionError",
+        "ServiceRequestError",
+        "ServiceResponseError",
+        "gaierror",
+    }
+)
+
+
 def class_of_status(status: int) -> FailureClass:
     """As the orchestrator would classify it."""
-    if 400 <= status < 500:
-        return _BY_STATUS.get(status, FailureClass.NON_RETRYABLE)
-    return _BY_STATUS.get(status, FailureClass.RETRYABLE)
+    return _BY_STATUS.get(status, FailureClass.RETRYABLE if status >= 500 else FailureClass.NON_RETRYABLE)
 
 
 def failure_from_status(
@@ -135,21 +161,29 @@ def failure_from_status(
 
 def failure_of(error: BaseException, mapped: Mapping[type[BaseException], Mapped]) -> StepFailure | None:
     """What an exception stands for; None if it is a surprise."""
+    try:
+        return _known(error, mapped)
+    except Exception:  # noqa: BLE001 - attributes of a foreign exception may be properties, and fail
+        return None
+
+
+def _known(error: BaseException, mapped: Mapping[type[BaseException], Mapped]) -> StepFailure | None:
     if isinstance(error, StepFailure):
         return error
-    for kind in type(error).__mro__:
-        if kind in mapped:
-            found = mapped[kind]
-            code = found.code or type(error).__name__
-            return StepFailure(code, _first_line(error), failure_class=found.failure_class)
+    kinds = type(error).__mro__
+    found = next((mapped[kind] for kind in kinds if kind in mapped), None)
+    if found is not None:
+        code, after = found.code or type(error).__name__, _retry_after_of(error)
+        return StepFailure(code, _first_line(error), failure_class=found.failure_class, retry_after_seconds=after)
+    if isinstance(error, BaseExceptionGroup):  # of a task group, say: one of them may be a word from the author
+        return next((known for inner in error.exceptions if (known := failure_of(inner, mapped))), None)
     status = _status_of(error)
     if status is not None:
         return failure_from_status(status, _first_line(error), retry_after_seconds=_retry_after_of(error))
-    if isinstance(error, TimeoutError):
+    names = {kind.__name__ for kind in kinds}
+    if names & _TIMEOUTS:
         return Transient("TIMEOUT", _first_line(error))
-    if isinstance(error, ConnectionError):
-        return Transient("CONNECTION_FAILED", _first_line(error))
-    return None
+    return Transient("CONNECTION_FAILED", _first_line(error)) if names & _NO_CONNECTION else None
 
 
 def unexpected(error: BaseException) -> StepFailure:
@@ -158,10 +192,24 @@ def unexpected(error: BaseException) -> StepFailure:
 
 
 def redacted(failure: StepFailure, secret: str) -> StepFailure:
-    """Without the attempt's token, which an exception's text may quote."""
-    if secret and secret in failure.message:
-        failure.message = failure.message.replace(secret, "[redacted]")
+    """Without the attempt's token, which an exception's text may quote, whole or cut off at the end."""
+    if secret:
+        failure.code = _without(failure.code, secret)
+        failure.message = _without(failure.message, secret)
     return failure
+
+
+def traceback_of(error: BaseException, secret: str) -> str:
+    """For our own log, and it is not to hold the token either."""
+    return "".join(traceback.format_exception(error)).replace(secret or REDACTED, REDACTED)
+
+
+def _without(text: str, secret: str) -> str:
+    text = text.replace(secret, REDACTED)
+    for length in range(len(secret) - 1, TELLING_LENGTH - 1, -1):
+        if text.endswith(secret[:length]):
+            return text[:-length] + REDACTED
+    return text
 
 
 def retry_after_seconds(header: str | None) -> float | None:
@@ -181,25 +229,35 @@ def retry_after_seconds(header: str | None) -> float | None:
 
 
 def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:500]
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - it can't even say what it is
+        text = ""
+    return f"{type(error).__name__}: {text.partition(chr(10))[0]}"[:500]
+
+
+def _sendable(text: object) -> str:
+    """Without half characters, as the names of odd files have them: they are not UTF-8, and so not JSON."""
+    return str(text).encode("utf-8", "replace").decode("utf-8")
 
 
 def _status_of(error: BaseException) -> int | None:
-    """The status of an HTTP client's exception, as aiohttp, httpx, requests and the cloud SDKs name it."""
+    """The status of an HTTP client's exception, as aiohttp, httpx, requests, urllib and the cloud SDKs name it."""
     response = getattr(error, "response", None)
-    for owner, name in ((error, "status"), (error, "status_code"), (response, "status_code"), (response, "status")):
-        found = getattr(owner, name, None)
-        if isinstance(found, int) and 400 <= found <= 599:
-            return int(found)
+    for owner in (error, response):
+        for name in ("status", "status_code", "code"):
+            found = getattr(owner, name, None)
+            if isinstance(found, int) and 300 <= found <= 599:
+                return int(found)
     return None
 
 
 def _retry_after_of(error: BaseException) -> float | None:
     for owner in (error, getattr(error, "response", None)):
-        headers = getattr(owner, "headers", None)
-        if isinstance(headers, Mapping):
-            said = headers.get("Retry-After") or headers.get("retry-after")
-            return retry_after_seconds(said) if isinstance(said, str) else None
+        get = getattr(getattr(owner, "headers", None), "get", None)
+        said = (get("Retry-After") or get("retry-after")) if callable(get) else None
+        if isinstance(said, str):
+            return retry_after_seconds(said)
     return None
 
 

@@ -17,7 +17,7 @@ from typing import Self
 import structlog
 
 from lucius.worker.attempt import Attempt
-from lucius.worker.callbacks import heartbeat_body
+from lucius.worker.callbacks import heartbeat_body, trace_headers
 from lucius.worker.context import names_of
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -26,6 +26,7 @@ TICK_SECONDS = 0.25
 STALLED_SECONDS = 1.0
 POST_SECONDS = 5.0
 MOST_LOGGED = 5
+JSON = {"Content-Type": "application/json"}
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -91,13 +92,15 @@ class Lifeline:
         directive = attempt.directive
         now = time.monotonic()
         lease = directive.lease_seconds
-        if stalled < lease / 4 or now - sent.get(directive.lease_id, -lease) < lease / 3:
+        # A step that blocks at once keeps even its ACK from leaving; a heartbeat says as much.
+        patience = lease / 4 if attempt.heard or directive.lease_id in sent else 0.0
+        if stalled < patience or now - sent.get(directive.lease_id, -lease) < lease / 3:
             return
         sent[directive.lease_id] = now
         request = urllib.request.Request(
             directive.callback_urls.heartbeat,
             data=heartbeat_body(directive, attempt.progress),
-            headers={"Authorization": f"Bearer {directive.callback_token}", "Content-Type": "application/json"},
+            headers={**trace_headers(directive), "Authorization": f"Bearer {directive.callback_token}", **JSON},
         )
         try:
             with self._opener.open(request, timeout=POST_SECONDS):

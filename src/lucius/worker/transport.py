@@ -1,5 +1,6 @@
 """HTTP to the orchestrator: one keep-alive session, raw bytes in and out."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from types import TracebackType
 from typing import Self
@@ -38,9 +39,12 @@ class Transport:
     ) -> None:
         await self.close()
 
-    async def post(self, url: str, body: bytes, token: str | None = None) -> Reply:
+    async def post(
+        self, url: str, body: bytes, token: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
         """POST JSON. Redirects are not followed: the token is for this address only."""
-        headers = {"Authorization": f"Bearer {token}"} if token else None
+        if token:
+            headers = {**(headers or {}), "Authorization": f"Bearer {token}"}
         try:
             async with self._open().post(_parse(url), data=body, headers=headers, allow_redirects=False) as response:
                 answer = await response.read()
