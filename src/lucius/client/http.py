@@ -1,0 +1,253 @@
+"""HTTP to a control plane: one session, answers as bytes, failures as this package's errors, and tries again.
+
+The client and the command line are made of this.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from lucius import __version__
+from lucius.client import reading
+from lucius.client.errors import LuciusError, Misconfigured, NotLucius, RequestRefused, Unreachable, refused
+from lucius.client.retry import NOT_NOW, Tries, retry_after_of
+from lucius.client.sse import Parser, Sent
+from lucius.contract import Problem
+
+T = TypeVar("T")
+Trace = str | Callable[[], str | None] | None
+
+CONNECT_SECONDS = 5.0
+QUIET_STREAM_SECONDS = 45.0  # the server speaks at least every 15
+KEEP_ALIVE_SECONDS = 4.0  # less than servers have: a connection that they close while we send leaves us in doubt
+MAX_CONNECTIONS = 100  # of requests; as many again of long polls, which must not keep requests waiting
+BUFFER_BYTES = 256 * 1024
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """`repeatable`: sending it twice does no more than sending it once. `waits` is how long the server may hold it."""
+
+    method: str
+    path: str
+    params: Mapping[str, str] | None = None
+    body: bytes | None = None
+    token: str | None = None
+    repeatable: bool = False
+    waits: float | None = None
+    within: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+class Http:
+    def __init__(
+        self,
+        url: str,
+        api_key: str,
+        *,
+        retry_for: float,
+        timeout: float,
+        trace: Trace = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.url = address(url)
+        self.timeout = timeout
+        self._retry_for = retry_for
+        self._trace = trace
+        self._tls = tls
+        self._headers = {
+            "Authorization": f"Bearer {_key(api_key)}",
+            "Content-Type": "application/json",
+            "User-Agent": f"lucius-client/{__version__}",
+        }
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+        self._requests = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._polls = asyncio.Semaphore(MAX_CONNECTIONS)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a long poll would have to queue, and so should be a short one."""
+        return self._polls.locked()
+
+    def tries(self, retry_for: float | None = None) -> Tries:
+        return Tries(self._retry_for if retry_for is None else retry_for)
+
+    def trace(self) -> str | None:
+        """The traceparent of what is going on now."""
+        return self._trace() if callable(self._trace) else self._trace
+
+    async def call(self, request: Request, *, retry_for: float | None = None) -> bytes:
+        """The body of the answer. Raises Unreachable, NotLucius or RequestRefused once it makes no sense to go on."""
+        tries: Tries | None = None
+        while True:
+            try:
+                return await self._send(request)
+            except (Unreachable, NotLucius, RequestRefused) as error:
+                tries = tries or self.tries(retry_for)
+                await tries.again(error, request.repeatable)
+
+    async def get(self, path: str, params: Mapping[str, str] | None = None, **how: Any) -> bytes:
+        return await self.call(Request(method="GET", path=path, params=params, repeatable=True, **how))
+
+    async def post(self, path: str, body: Any, *, repeatable: bool = False, **how: Any) -> bytes:
+        """`body` is anything that becomes JSON. See Request for the rest."""
+        encoded = msgspec.json.encode(body)
+        return await self.call(Request(method="POST", path=path, body=encoded, repeatable=repeatable, **how))
+
+    async def delete(self, path: str) -> bytes:
+        return await self.call(Request(method="DELETE", path=path))
+
+    def read(self, answer: bytes, kind: type[T]) -> T:
+        """Raises NotLucius."""
+        try:
+            return reading.read(answer, kind)
+        except ValueError as error:
+            raise self.unlike(str(error)) from error
+
+    def unlike(self, reason: str) -> NotLucius:
+        return NotLucius(self.url, f"does not answer as Lucius does: {reason}")
+
+    async def stream(self, path: str, last_event_id: int) -> AsyncGenerator[Sent, None]:
+        """Events until the stream ends in whatever way. One try; close it when done."""
+        request = Request(method="GET", path=path)
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(last_event_id)}
+        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=QUIET_STREAM_SECONDS)
+        parser = Parser()
+        try:
+            async with self._open(request, timeout, headers) as response:
+                if response.status != 200 or response.content_type != "text/event-stream":
+                    raise self._refusal(request, response, await response.read())
+                async for chunk in response.content.iter_any():
+                    for event in parser.feed(chunk):
+                        yield event
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._failure(request, error) from error
+        except ValueError as error:
+            raise self.unlike(str(error)) from error
+
+    async def _send(self, request: Request) -> bytes:
+        within = self.timeout if request.within is None else request.within
+        timeout = aiohttp.ClientTimeout(total=within + (request.waits or 0.0), sock_connect=CONNECT_SECONDS)
+        slots = self._requests if request.waits is None else self._polls
+        try:
+            async with slots, self._open(request, timeout) as response:
+                answer: bytes = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._failure(request, error) from error
+        if response.status >= 300:
+            raise self._refusal(request, response, answer)
+        return answer
+
+    def _open(
+        self, request: Request, timeout: aiohttp.ClientTimeout, extra: Mapping[str, str] | None = None
+    ) -> Any:  # what aiohttp calls it is private
+        headers = dict(extra or {})
+        if request.token is not None:
+            headers["Authorization"] = f"Bearer {request.token}"
+        if trace := self.trace():
+            headers["traceparent"] = trace
+        # A redirect would turn a POST into a GET, and send the key to wherever it leads.
+        return self._opened().request(
+            request.method,
+            self.url + request.path,
+            params=request.params,
+            data=request.body,
+            headers=headers,
+            timeout=timeout,
+            allow_redirects=False,
+        )
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS, ssl=True if self._tls is None else self._tls
+            )
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                connector=connector,
+                read_bufsize=BUFFER_BYTES,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
+
+    def _failure(self, request: Request, error: Exception) -> LuciusError:
+        """What aiohttp raised, as one of ours; in doubt, the server may have acted."""
+        reason = str(error) or type(error).__name__
+        match error:
+            case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
+                return Misconfigured(f"{self.url} is not an address: {reason}")
+            case aiohttp.ClientConnectorCertificateError():
+                return Unreachable(self.url, "untrusted", reason)
+            case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
+                return Unreachable(self.url, "no_connection", _why_not(error))
+            case TimeoutError():
+                failure = Unreachable(self.url, "no_answer", str(request))
+            case _:
+                failure = Unreachable(self.url, "lost", f"{reason} ({request})")
+        failure.maybe_done = request.method != "GET"
+        return failure
+
+    def _refusal(self, request: Request, response: aiohttp.ClientResponse, answer: bytes) -> LuciusError:
+        retry_after = retry_after_of(response.headers.get("Retry-After"))
+        failure: LuciusError
+        try:
+            if response.status < 400:
+                raise ValueError("a problem has a status of 400 or more")
+            failure = refused(reading.read(answer, Problem), str(request), retry_after)
+            in_doubt = failure.status in (502, 504)
+        except ValueError:
+            failure = NotLucius(self.url, _said(request, response), response.status, retry_after)
+            in_doubt = response.status in NOT_NOW and response.status != 429
+        failure.maybe_done = in_doubt and request.method != "GET"
+        return failure
+
+
+def _said(request: Request, response: aiohttp.ClientResponse) -> str:
+    where = response.headers.get("Location")
+    told = f", which leads to {where}" if where else f" ({response.content_type})" if response.status < 300 else ""
+    return f"answered {response.status}, not as Lucius does, to {request}{told}"
+
+
+def _why_not(error: Exception) -> str:
+    inner = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return (inner.strerror if isinstance(inner, OSError) else None) or str(inner) or type(inner).__name__
+
+
+def address(url: str) -> str:
+    """Without a slash at its end. Raises Misconfigured, which does not repeat what may be a password."""
+    try:
+        parts = urlsplit(url.strip())
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise Misconfigured(f"{url} is not an address: it looks like http://host:port")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise Misconfigured(f"the address of {parts.hostname} has more than a host, a port and a path")
+    return url.strip().rstrip("/")
+
+
+def _key(api_key: str) -> str:
+    key = api_key.strip()
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise Misconfigured("the API key is empty, or has characters that no key has")
+    return key
+
+
+def job_path(job_id: str) -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}"

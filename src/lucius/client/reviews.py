@@ -1,0 +1,70 @@
+"""What a person must look at. Acts are not sent twice, dry runs aside: look at the item when one went unanswered."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import quote
+
+from msgspec import UNSET, UnsetType
+
+from lucius.client.http import Http
+from lucius.client.paging import items
+from lucius.contract_control import (
+    Act,
+    ReviewDetail,
+    ReviewGroupList,
+    ReviewItemView,
+    ReviewList,
+    ReviewOutcome,
+)
+
+
+class AsyncReviews:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(
+        self,
+        *,
+        tenant: str | None = None,
+        status: str = "OPEN",
+        kind: str | None = None,
+        signature: str | None = None,
+        job_id: str | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[ReviewItemView]:
+        """Newest first; ANY for every status."""
+        wanted = {"tenant_id": tenant, "status": status, "kind": kind, "signature": signature, "jobId": job_id}
+        return items(self._http, "/v1/review", wanted, limit, ReviewList, lambda page: page.items)
+
+    async def groups(self, *, tenant: str | None = None, kind: str | None = None) -> ReviewGroupList:
+        """Open items by cause, the most frequent first."""
+        wanted = {"tenant_id": tenant, "kind": kind, "limit": "200"}
+        params = {name: value for name, value in wanted.items() if value is not None}
+        return self._http.read(await self._http.get("/v1/review/groups", params), ReviewGroupList)
+
+    async def get(self, review_id: str) -> ReviewDetail:
+        """With what each act would lead to."""
+        return self._http.read(await self._http.get(_path(review_id)), ReviewDetail)
+
+    async def act(
+        self,
+        review_id: str,
+        act: Act,
+        *,
+        reason: str,
+        from_step: str | None = None,
+        result: Any | UnsetType = UNSET,
+        dry_run: bool = False,
+    ) -> ReviewOutcome:
+        """`from_step` is for retry, `result` for skip. A dry run changes nothing and tells what would run."""
+        body: dict[str, Any] = {"reason": reason, "dry_run": dry_run, "result": result}
+        if from_step is not None:
+            body["from_step"] = from_step
+        if result is UNSET:
+            del body["result"]
+        answer = await self._http.post(f"{_path(review_id)}:{act}", body, repeatable=dry_run)
+        return self._http.read(answer, ReviewOutcome)
+
+
+def _path(review_id: str) -> str:
+    return f"/v1/review/{quote(review_id, safe='~')}"

@@ -1,0 +1,127 @@
+"""A job's events: each once and in order, over cut streams and restarts."""
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from lucius.client import AsyncClient, NotFound, Unreachable
+from tests.unit.client.support import OCR, Proxy, Server
+
+
+async def follow(lucius: AsyncClient, job_id: str, **options: Any) -> list[tuple[int, str]]:
+    return [(event.seq, event.type) async for event in lucius.events(job_id, follow=True, **options)]
+
+
+async def all_of(server: Server, job_id: str) -> list[tuple[int, str]]:
+    return list(enumerate(await server.api.event_types(job_id), start=1))
+
+
+async def test_what_has_happened_is_told_page_by_page(
+    lucius: AsyncClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lucius.client.following.PAGE", 2)
+    job_id = (await lucius.submit("OCR", **OCR)).jobId
+    await server.api.finish(job_id)
+    told = [(event.seq, event.type) async for event in lucius.events(job_id)]
+    assert told == await all_of(server, job_id)
+    assert [event.seq async for event in lucius.events(job_id, after=3)] == [seq for seq, _ in told[3:]]
+
+
+async def test_what_happens_is_told_until_the_job_has_ended(lucius: AsyncClient, server: Server) -> None:
+    job_id = (await lucius.submit("OCR", **OCR)).jobId
+    following = asyncio.create_task(follow(lucius, job_id))
+    directive = await server.api.pull_one()
+    await server.api.callback("ack", directive)
+    await server.api.succeed(directive)
+    told = await following
+    assert told == await all_of(server, job_id)
+    assert told[-1][1] == "JOB_SUCCEEDED"
+    assert await follow(lucius, job_id, after=len(told) - 1) == told[-1:]
+
+
+async def test_a_restart_loses_nothing_and_tells_nothing_twice(lucius: AsyncClient, server: Server) -> None:
+    job_id = (await lucius.submit("OCR_EMBEDDING", **OCR)).jobId
+    following = asyncio.create_task(follow(lucius, job_id))
+    directive = await server.api.pull_one("ocr")
+    await asyncio.sleep(0.1)
+    await server.restart(away=0.2)
+    await server.api.succeed(directive)
+    directive = await server.api.pull_one("embedding")
+    await server.restart()
+    await server.api.succeed(directive)
+    async with asyncio.timeout(20):
+        assert await following == await all_of(server, job_id)
+
+
+async def test_what_happens_while_the_server_is_seen_by_nobody_is_told_later(
+    lucius: AsyncClient, server: Server
+) -> None:
+    """The job ends between the end of the stream and our next look: its last events must come all the same."""
+    job_id = (await lucius.submit("OCR", **OCR)).jobId
+    directive = await server.api.pull_one()
+    following = asyncio.create_task(follow(lucius, job_id))
+    await asyncio.sleep(0.1)
+    server.api.runtime.hub.close()
+    await server.api.succeed(directive)
+    async with asyncio.timeout(20):
+        assert await following == await all_of(server, job_id)
+
+
+@pytest.mark.parametrize("events", [1, 2, 3])
+async def test_a_stream_that_is_cut_again_and_again_goes_on_where_it_was(
+    far: AsyncClient, network: Proxy, server: Server, events: int
+) -> None:
+    network.cut_after_events = events
+    job_id = (await far.submit("OCR", **OCR)).jobId
+    following = asyncio.create_task(follow(far, job_id))
+    await asyncio.sleep(0.2)
+    await server.api.finish(job_id)
+    async with asyncio.timeout(20):
+        assert await following == await all_of(server, job_id)
+    assert sum(b"text/event-stream" in head for head in network.heads) > 1
+
+
+async def test_a_server_with_too_many_streams_is_polled(lucius: AsyncClient, server: Server) -> None:
+    slots = server.api.app._app.state.streams  # type: ignore[attr-defined]
+    while not slots.locked():
+        await slots.acquire()
+    job_id = (await lucius.submit("OCR", **OCR)).jobId
+    events = lucius.events(job_id, follow=True)
+    async with asyncio.timeout(3):
+        assert [(await anext(events)).type for _ in range(2)] == ["JOB_ACCEPTED", "STEP_DISPATCHED"]
+    await server.api.finish(job_id)
+    slots.release()
+    async with asyncio.timeout(10):
+        rest = [event.type async for event in events]
+    assert rest[-1] == "JOB_SUCCEEDED"
+
+
+async def test_a_server_that_stays_away_is_given_up(lucius: AsyncClient, server: Server) -> None:
+    job_id = (await lucius.submit("OCR", **OCR)).jobId
+    following = asyncio.create_task(follow(lucius, job_id, retry_for=0.5))
+    await asyncio.sleep(0.1)
+    await server.stop()
+    async with asyncio.timeout(15):
+        with pytest.raises(Unreachable):
+            await following
+
+
+async def test_a_job_that_is_not_there_has_no_events(lucius: AsyncClient) -> None:
+    with pytest.raises(NotFound):
+        await follow(lucius, "nope")
+    with pytest.raises(NotFound):
+        await anext(lucius.events("nope"))
+
+
+async def test_whoever_stops_listening_is_forgotten_by_the_server(lucius: AsyncClient, server: Server) -> None:
+    job_id = (await lucius.submit("OCR", **OCR)).jobId
+    async with aclosing(lucius.events(job_id, follow=True)) as events:  # type: ignore[type-var]
+        assert (await anext(events)).type == "JOB_ACCEPTED"
+        assert server.api.runtime.hub._watchers
+    for _ in range(500):
+        if not server.api.runtime.hub._watchers:
+            break
+        await asyncio.sleep(0.01)
+    assert not server.api.runtime.hub._watchers

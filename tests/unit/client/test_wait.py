@@ -1,0 +1,137 @@
+"""Waiting for a job's end, whatever becomes of the server meanwhile."""
+
+import asyncio
+import time
+
+import pytest
+
+from lucius.client import AsyncClient, JobFailed, NotFound, TimedOut, Unreachable
+from lucius.client import http as http_module
+from tests.support.api import KEY
+from tests.unit.client.support import OCR, Proxy, Server, client
+
+BROKEN = {"code": "BROKEN", "message": "it broke"}
+
+
+async def test_a_job_is_answered_as_soon_as_it_has_ended(lucius: AsyncClient, server: Server) -> None:
+    job_id = (await lucius.submit("OCR", **OCR)).jobId
+    waiting = asyncio.create_task(lucius.wait(job_id, timeout=10))
+    await server.api.succeed(await server.api.pull_one(), result={"pages": 3})
+    job = await waiting
+    assert (job.status, job.steps[0].result) == ("SUCCEEDED", {"pages": 3})
+
+
+async def test_a_restart_of_the_server_is_waited_out(lucius: AsyncClient, server: Server) -> None:
+    job_id = (await lucius.submit("OCR", **OCR)).jobId
+    directive = await server.api.pull_one()
+    waiting = asyncio.create_task(lucius.wait(job_id, timeout=20))
+    await asyncio.sleep(0.1)
+    await server.restart(away=0.3)
+    assert not waiting.done()
+    await server.restart(away=0.1)
+    await server.api.succeed(directive)
+    assert (await waiting).status == "SUCCEEDED"
+
+
+async def test_cut_polls_are_asked_again(far: AsyncClient, network: Proxy, server: Server) -> None:
+    job_id = (await far.submit("OCR", **OCR)).jobId
+    network.plan.extend(["502", "504", "503", "pass"])
+    waiting = asyncio.create_task(far.wait(job_id, timeout=20))
+    await asyncio.sleep(0.1)
+    await server.api.succeed(await server.api.pull_one())
+    assert (await waiting).status == "SUCCEEDED"
+
+
+async def test_a_server_that_stays_away_is_given_up_after_our_patience(lucius: AsyncClient, server: Server) -> None:
+    job_id = (await lucius.submit("OCR", **OCR)).jobId
+    waiting = asyncio.create_task(lucius.wait(job_id, retry_for=0.5))
+    await asyncio.sleep(0.1)
+    await server.stop()
+    with pytest.raises(Unreachable, match="no server answers at"):
+        await waiting
+
+
+async def test_a_timeout_says_how_the_job_stands(lucius: AsyncClient, server: Server) -> None:
+    job_id = (await lucius.submit("OCR", **OCR)).jobId
+    began = time.monotonic()
+    with pytest.raises(TimedOut) as caught:
+        await lucius.wait(job_id, timeout=0.3)
+    assert 0.3 <= time.monotonic() - began < 1.0
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.job is not None
+    assert caught.value.job.blocked_on is not None
+    why = caught.value.job.blocked_on.message
+    assert str(caught.value) == f"job {job_id} has not ended within 0.3 s; it is DISPATCHING: {why}"
+
+
+async def test_a_timeout_of_nothing_looks_once(far: AsyncClient, network: Proxy) -> None:
+    job_id = (await far.submit("OCR", **OCR)).jobId
+    with pytest.raises(TimedOut):
+        await far.wait(job_id, timeout=0)
+    assert len(network.seen) == 2
+
+
+async def test_a_timeout_holds_for_a_server_that_says_nothing(network: Proxy) -> None:
+    network.plan.append("hang")
+    async with client(network.url, timeout=30.0) as lucius:
+        async with asyncio.timeout(3):
+            with pytest.raises(TimedOut, match=r"the server said nothing about it within 0\.2 s"):
+                await lucius.wait("j", timeout=0.2)
+
+
+async def test_a_failure_is_raised_if_asked_for(lucius: AsyncClient, server: Server) -> None:
+    job_id = (await lucius.submit("OCR", **OCR)).jobId
+    await server.api.fail(await server.api.pull_one(), failure_class="NON_RETRYABLE", error=BROKEN)
+    assert (await lucius.wait(job_id)).status == "FAILED_FINAL"
+    with pytest.raises(JobFailed) as caught:
+        await lucius.wait(job_id, check=True)
+    assert (caught.value.code, caught.value.job.jobId) == ("BROKEN", job_id)
+    review = caught.value.job.review_id
+    why = "step ocr failed for good on attempt 1: it broke [BROKEN]"
+    assert str(caught.value) == f"job {job_id} ended FAILED_FINAL: {why}; review item {review}"
+
+
+async def test_run_submits_and_waits_for_success(lucius: AsyncClient, server: Server) -> None:
+    running = asyncio.create_task(lucius.run("OCR", **OCR, idempotency_key="1", timeout=10))
+    (directive,) = await server.api.pull(wait_seconds=5)
+    await server.api.succeed(directive, result={"pages": 3})
+    assert (await running).steps[0].result == {"pages": 3}
+    running = asyncio.create_task(lucius.run("OCR", **OCR, idempotency_key="2", timeout=10))
+    (directive,) = await server.api.pull(wait_seconds=5)
+    await lucius.cancel(directive["jobId"], reason="not needed")
+    await server.api.succeed(directive)
+    with pytest.raises(JobFailed, match="ended CANCELLED"):
+        await running
+
+
+async def test_a_job_that_is_not_there_is_not_waited_for(lucius: AsyncClient) -> None:
+    with pytest.raises(NotFound) as caught:
+        await lucius.wait("nope", timeout=30)
+    assert (caught.value.code, caught.value.detail) == ("JOB_NOT_FOUND", "there is no job nope")
+
+
+async def test_a_server_that_knows_no_long_polls_is_not_asked_in_circles(
+    far: AsyncClient, network: Proxy, server: Server
+) -> None:
+    job_id = (await far.submit("OCR", **OCR)).jobId
+    server.api.runtime.hub.close()  # from now on every poll is answered at once
+    with pytest.raises(TimedOut):
+        await far.wait(job_id, timeout=2)
+    assert 3 < len(network.seen) < 40
+
+
+async def test_more_waits_than_connections_all_come_to_their_turn(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_module, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("lucius.client.waiting.SHORT_POLL", 0.1)
+    async with AsyncClient(server.url, api_key=KEY) as lucius:
+        ids = [(await lucius.submit("OCR", **OCR, idempotency_key=str(n))).jobId for n in range(6)]
+        waiting = [asyncio.create_task(lucius.wait(job_id, timeout=20)) for job_id in reversed(ids)]
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(2):
+            assert (await lucius.get(ids[0])).status == "DISPATCHING"  # requests don't queue behind polls
+        for directive in await server.api.pull(max=10):
+            await server.api.succeed(directive)
+        async with asyncio.timeout(10):
+            assert {job.status for job in await asyncio.gather(*waiting)} == {"SUCCEEDED"}
