@@ -10,7 +10,7 @@ import structlog
 from lucius.contract import Directive, Error, ResultCallback
 from lucius.worker.context import LocalLine, StepContext, StepResult, as_json, names_of
 from lucius.worker.failure import StepFailure, failure_of, redacted, traceback_of, unexpected
-from lucius.worker.processes import Processes, Work
+from lucius.worker.processes import Processes, request_for
 from lucius.worker.service import Service, Step, call, checked
 from lucius.worker.threads import Threads
 from lucius.worker.timing import Timing
@@ -33,7 +33,7 @@ class Executor:
         self._places = places
         self._timing = timing
         self._threads = Threads(on_free)
-        self._processes = Processes()
+        self._processes = Processes(self._threads)
         self._delay = delay
 
     @property
@@ -76,8 +76,8 @@ class Executor:
                 name = f"{directive.jobId}/{directive.stepId}/{directive.attempt_no}"
                 return await self._threads.run(lambda: call(step.execute, context, step.params), name)
             case "process":
-                work = Work(step.execute, step.params, directive, self._places, self.service.errors)
-                result, written = await self._processes.run(work, line)
+                request = request_for(step, directive, self._places, self.service.errors)
+                result, written = await self._processes.run(request, line)
                 if written:
                     context.files.written.update(written)
                 return result

@@ -193,9 +193,8 @@ def unexpected(error: BaseException) -> StepFailure:
 
 def redacted(failure: StepFailure, secret: str) -> StepFailure:
     """Without the attempt's token, which an exception's text may quote, whole or cut off at the end."""
-    if secret:
-        failure.code = _without(failure.code, secret)
-        failure.message = _without(failure.message, secret)
+    failure.code = _without(_sendable(failure.code), secret)
+    failure.message = _without(_sendable(failure.message), secret)
     return failure
 
 
@@ -205,6 +204,8 @@ def traceback_of(error: BaseException, secret: str) -> str:
 
 
 def _without(text: str, secret: str) -> str:
+    if not secret:
+        return text
     text = text.replace(secret, REDACTED)
     for length in range(len(secret) - 1, TELLING_LENGTH - 1, -1):
         if text.endswith(secret[:length]):

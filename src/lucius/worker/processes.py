@@ -2,164 +2,170 @@
 
 Each slot is a process that is kept for the next attempt, so that what it has loaded stays. Unlike a thread it can be
 ended: a fenced attempt's process is killed. One that dies (out of memory, a crash in C) costs its own attempt only.
+
+The child's side is in `child.py`. What it answers is JSON: whatever a function returns or raises, we can read it.
 """
 
-import asyncio
 import os
-import signal
-import threading
+import pickle
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import get_context
-from typing import Any
+from multiprocessing.connection import wait
 
 import msgspec
 
 from lucius.contract import Directive
-from lucius.worker.context import LocalLine, StepContext, StepResult
-from lucius.worker.failure import FailureClass, Mapped, StepFailure, StopReason, Transient, failure_of, unexpected
-from lucius.worker.service import call
+from lucius.worker.child import NO_PROGRESS, REASONS, Said, Work, serve
+from lucius.worker.context import LocalLine, StepResult
+from lucius.worker.failure import Mapped, NonRetryable, StepFailure, Transient
+from lucius.worker.service import Step
+from lucius.worker.threads import Threads
 from lucius.worker.workspace import Entry, Places
 
-NO_PROGRESS = -1.0
-PARENT_CHECK_SECONDS = 1.0
-_REASONS = tuple(StopReason)
+START_SECONDS = 60.0
+LOOK_SECONDS = 1.0
+JOIN_SECONDS = 2.0
 
-
-class Work(msgspec.Struct, frozen=True):
-    """What a child needs to know of an attempt."""
-
-    function: Callable[..., Any]
-    params: Any
-    directive: Directive
-    places: Places
-    errors: Mapping[type[BaseException], Mapped]
-
-
-class Said(msgspec.Struct, frozen=True):
-    """How the function ended, in what can be sent between processes whatever it raised."""
-
-    result: Any
-    written: dict[str, Entry]
-    failure: tuple[str, str, FailureClass, float | None] | None = None
-
-
-class _Slot:
-    """A process, and two numbers it shares with us: how far it is, and why it should stop."""
-
-    def __init__(self) -> None:
-        context = get_context("spawn")
-        self.progress = context.Value("d", NO_PROGRESS, lock=False)
-        self.stop = context.Value("i", 0, lock=False)
-        self.pid = context.Value("i", 0, lock=False)
-        self.executor = ProcessPoolExecutor(
-            1,
-            mp_context=context,
-            initializer=_begin_child,
-            initargs=(self.progress, self.stop, self.pid, os.getpid()),
-        )
-
-    def kill(self) -> None:
-        if self.pid.value:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid.value, signal.SIGKILL)
-        self.executor.shutdown(wait=False, cancel_futures=True)
+_decode = msgspec.json.Decoder(Said).decode
 
 
 class Processes:
     """As many processes as attempts ran at once; the runtime bounds those."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
         self._free: list[_Slot] = []
-        self._busy: set[_Slot] = set()
+        self._busy: dict[_Slot, LocalLine] = {}
 
-    async def run(self, work: Work, line: LocalLine) -> tuple[Any, dict[str, Entry]]:
+    async def run(self, request: bytes, line: LocalLine) -> tuple[StepResult | None, dict[str, Entry]]:
         """What the function returns and wrote. Cancelled, its process is killed."""
-        slot = self._free.pop() if self._free else _Slot()
-        slot.progress.value, slot.stop.value = NO_PROGRESS, 0
-        self._busy.add(slot)
+        slot = self._take()
+        self._busy[slot] = line
         line.watch(lambda: _progress(slot))
-        line.on_stop(lambda: _tell(slot, line.stopping))
+        line.on_stop(lambda: self._tell(slot, line))
         try:
-            said = await asyncio.wrap_future(slot.executor.submit(_execute, work))
-        except BrokenProcessPool as error:
-            slot.kill()
-            raise Transient("PROCESS_DIED", "the process that did the step ended unexpectedly") from error
-        except BaseException:  # cancelled, or a result that can't be sent between processes
+            said = await self._threads.run(lambda: slot.ask(request), f"process {slot.pid}")
+        except BaseException:  # cancelled, or it died
             slot.kill()
             raise
         finally:
-            self._busy.discard(slot)
+            del self._busy[slot]
+            last = _progress(slot)
+            line.watch(lambda: last)  # the slot's number is the next attempt's
         self._free.append(slot)
         if said.failure is not None:
-            code, message, failure_class, retry_after = said.failure
-            raise StepFailure(code, message, failure_class=failure_class, retry_after_seconds=retry_after)
-        return said.result, said.written
+            raise StepFailure(
+                said.failure.code,
+                said.failure.message,
+                failure_class=said.failure.failure_class,
+                retry_after_seconds=said.failure.retry_after_seconds,
+            )
+        return (StepResult(said.result, said.artifact_refs) if said.returned else None), said.written
 
     def close(self) -> None:
         for slot in (*self._free, *self._busy):
             slot.kill()
+        for slot in self._free:
+            slot.bury()
         self._free.clear()
+
+    def _take(self) -> "_Slot":
+        while self._free:
+            slot = self._free.pop()
+            if slot.alive:
+                slot.progress.value, slot.stop.value = NO_PROGRESS, 0
+                return slot
+            slot.bury()  # it died while it had nothing to do: no attempt's fault
+        return _Slot()
+
+    def _tell(self, slot: "_Slot", line: LocalLine) -> None:
+        if line.stopping is not None and self._busy.get(slot) is line:
+            slot.stop.value = REASONS.index(line.stopping) + 1
+
+
+class _Slot:
+    """A process, a pipe to it, and two numbers it shares with us: how far it is, and why it should stop."""
+
+    def __init__(self) -> None:
+        context = get_context("spawn")  # a fork of a process with threads may hang
+        self.progress = context.Value("d", NO_PROGRESS, lock=False)
+        self.stop = context.Value("i", 0, lock=False)
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, self.progress, self.stop, os.getpid()))
+        self._process.start()
+        theirs.close()
+        self._ready = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    @property
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    def ask(self, request: bytes) -> Said:
+        """Blocks until the function has ended, or the process has."""
+        try:
+            if not self._ready:
+                self._ready = self._receive(START_SECONDS) is not None
+            if self._ready:
+                self._pipe.send_bytes(request)
+                answer = self._receive(None)
+                if answer is not None:
+                    return _decode(answer)
+        except (OSError, EOFError):
+            pass
+        raise self._died()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def bury(self) -> None:
+        """Leave neither a zombie nor an open pipe."""
+        self._process.join(JOIN_SECONDS)
+        self._pipe.close()
+
+    def _receive(self, seconds: float | None) -> bytes | None:
+        """None: it has died, or said nothing for so long."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while not wait([self._pipe, self._process.sentinel], LOOK_SECONDS):
+            # A process that it started may hold both open after its death.
+            if not self.alive or (until is not None and time.monotonic() > until):
+                return None
+        return self._pipe.recv_bytes() if self._pipe.poll() else None
+
+    def _died(self) -> StepFailure:
+        started = self._ready
+        self.kill()
+        self.bury()
+        code = self._process.exitcode
+        if started:
+            return Transient("PROCESS_DIED", f"the process that did the step ended unexpectedly, with {code}")
+        why = "its main module can't be imported, or calls run() outside of `if __name__ == '__main__':`"
+        return StepFailure("PROCESS_NOT_STARTED", f"no process for the step could be started ({code}); perhaps {why}")
+
+
+def request_for(
+    step: Step, directive: Directive, places: Places, errors: Mapping[type[BaseException], Mapped]
+) -> bytes:
+    """What a child needs to know of an attempt. Raises NonRetryable if it can't be told."""
+    known = {error: mapped for error, mapped in errors.items() if _has_a_name(error)}
+    try:
+        return pickle.dumps(Work(step.execute, step.params, directive, places, known))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise NonRetryable("STEP_NOT_IMPORTABLE", f"a step in a process must be found by its name: {error}") from error
+
+
+def _has_a_name(error: type[BaseException]) -> bool:
+    """Whether a child can import it; what it can't, it does not raise either."""
+    with suppress(pickle.PicklingError, AttributeError):
+        return bool(pickle.dumps(error))
+    return False
 
 
 def _progress(slot: _Slot) -> float | None:
     done: float = slot.progress.value
     return None if done == NO_PROGRESS else done
-
-
-def _tell(slot: _Slot, reason: StopReason | None) -> None:
-    if reason is not None:
-        slot.stop.value = _REASONS.index(reason) + 1
-
-
-# The child's side.
-
-
-class _ChildLine:
-    def __init__(self, progress: Any, stop: Any) -> None:
-        self._progress = progress
-        self._stop = stop
-
-    def progress(self, done: float) -> None:
-        self._progress.value = done
-
-    @property
-    def stopping(self) -> StopReason | None:
-        told: int = self._stop.value
-        return _REASONS[told - 1] if told else None
-
-    def on_stop(self, act: Callable[[], object]) -> None:
-        raise RuntimeError("on_stop is not there in a process: look at ctx.stopping now and then")
-
-
-_line: _ChildLine | None = None
-
-
-def _begin_child(progress: Any, stop: Any, pid: Any, parent: int) -> None:
-    global _line  # how a pool's initializer leaves something for its tasks
-    _line = _ChildLine(progress, stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    pid.value = os.getpid()
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_SECONDS)
-    os._exit(1)
-
-
-def _execute(work: Work) -> Said:
-    assert _line is not None
-    context = StepContext(work.directive, work.places, _line)
-    try:
-        result = call(work.function, context, work.params)
-    except Exception as error:  # noqa: BLE001 - the author's code may raise anything, and not all of it can be sent
-        failure = failure_of(error, work.errors) or unexpected(error)
-        return Said(None, {}, (failure.code, failure.message, failure.failure_class, failure.retry_after_seconds))
-    if isinstance(result, StepResult):
-        result = StepResult(result.result, [str(ref) for ref in result.artifact_refs])
-    return Said(result, context.written)

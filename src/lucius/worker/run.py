@@ -1,48 +1,61 @@
 """The main of a service's process."""
 
 import asyncio
-import logging
+import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Sequence
 
-import structlog
-
+from lucius.ports.errors import LuciusError
 from lucius.worker.host import host
+from lucius.worker.logs import configure_logging
 from lucius.worker.service import Service
-from lucius.worker.settings import BadSetting, settings_from
+from lucius.worker.settings import BadSetting, WorkerSettings, settings_from
 
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+EXIT_SECONDS = 5.0
 
 
 def run_from_env(services: Sequence[Service]) -> None:
-    """Serve until told to stop; exits with 2 and one line if a setting is wrong."""
-    configure_logging(os.environ.get("LUCIUS_LOG_LEVEL", "info"), os.environ.get("LUCIUS_LOG_FORMAT", "json"))
+    """Serve until told to stop. Exits with 2 and one line if a setting is wrong, with 1 if it could not go on."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError("call run() under `if __name__ == '__main__':`, since a process of a step imports this, too")
+    configure_logging()
+    code = 0
     try:
         settings = settings_from()
         if not settings.api_key:
             raise BadSetting("LUCIUS_API_KEY is not set: a key of scope serve for this service")
-        asyncio.run(host(services, settings))
+        _run(services, settings)
     except BadSetting as error:
         sys.stderr.write(f"{error}\n")
-        raise SystemExit(2) from None
+        code = 2
+    except LuciusError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        code = 1
+    except KeyboardInterrupt:  # before there was a service that could stop in order
+        code = 130
+    if code:
+        raise SystemExit(code)
 
 
-def configure_logging(level: str, format_: str) -> None:
-    renderer = (
-        structlog.processors.JSONRenderer()
-        if format_ == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS.get(level, logging.INFO)),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
+def _run(services: Sequence[Service], settings: WorkerSettings) -> None:
+    """Once there is nothing more to say, a task or thread of a step that never ends does not keep the process."""
+    ended = threading.Event()
+
+    def exit_anyway(code: int) -> None:
+        if not ended.wait(EXIT_SECONDS):
+            sys.stderr.write("something that a step began does not end; exiting without it\n")
+            sys.stderr.flush()
+            os._exit(code)
+
+    code = 1
+    try:
+        with asyncio.Runner() as runner:
+            try:
+                runner.run(host(services, settings))
+                code = 0
+            finally:
+                threading.Thread(target=exit_anyway, args=(code,), name="exit", daemon=True).start()
+    finally:
+        ended.set()
