@@ -61,6 +61,8 @@ class LocalConsumer:
             self._not_before = _now() + _seconds(told_to_wait)
             await self._sit_out(wait_seconds)
             return []
+        if status == 503 and told_to_wait:
+            self._not_before = _now() + _seconds(told_to_wait)
         return self._read(status, body)
 
     async def close(self) -> None:
