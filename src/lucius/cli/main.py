@@ -8,6 +8,7 @@ import typer
 from lucius import __version__
 from lucius.cli import control, graph, jobs, serve, simulate
 from lucius.cli.audit import audit
+from lucius.cli.conformance import conformance
 from lucius.cli.connection import DEFAULT_DATA_DIR, Options
 from lucius.cli.demo import demo
 from lucius.cli.new_service import new_service
@@ -68,3 +69,4 @@ app.command(rich_help_panel=WORK)(new_service)
 app.command(rich_help_panel=RUN)(serve.api)
 app.command(rich_help_panel=RUN)(serve.reconciler)
 app.command(rich_help_panel=RUN)(serve.service)
+app.command(rich_help_panel=RUN)(conformance)

@@ -51,6 +51,7 @@ class Service:
         self._running: dict[str, threading.Thread] = {}
         self._memory: dict[str, Json] = {}
         self._line = Line()
+        self._most = int(os.environ.get("LUCIUS_CONCURRENCY") or CONCURRENCY)
         self._one_at_a_time = threading.Lock()
         self._last_token = ""
         self._workers = threading.Semaphore(2)
@@ -116,8 +117,8 @@ class Service:
         if self.wrong("greedy"):
             return GREED
         with self._changed:
-            self._changed.wait_for(lambda: len(self._running) < CONCURRENCY or self._stopping.is_set())
-            return max(1, CONCURRENCY - len(self._running))
+            self._changed.wait_for(lambda: len(self._running) < self._most or self._stopping.is_set())
+            return max(1, self._most - len(self._running))
 
     def _drain(self) -> None:
         with self._changed:

@@ -60,6 +60,8 @@ async def run(
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lucius-conformance-")))
         else:
             root = options.keep
+            if root.exists() and any(root.iterdir()):
+                raise Misuse(f"{root} is not empty: what a service kept there from another run would mislead it")
         troupe = _Troupe(options, root.resolve(), on_begin, on_end)
         reports = await troupe.play_all(cases, pace)
     service = options.service or (troupe.pace.service if troupe.pace else None)

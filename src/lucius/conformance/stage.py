@@ -69,18 +69,14 @@ class Stage:
         if slow and measured is not None and measured < SHORTEST_SLOW:
             raise NotShown(f"--slow-payload took {measured:.2f} s: give one that takes {SHORTEST_SLOW:g} s or more")
         self.slow = (measured or slow) if slow else 0.0
-        await self.start_unheard()
         began = now()
+        self.process = await process.start(self.options.command, self._environment(), self.log, self._news.set)
         if await self.until(lambda: any(pull.at >= began for pull in self.server.pulls), self.options.start_seconds):
             return
         raise Failed(
             f"a pull within {self.options.start_seconds:g} s of the start",
             f"POST /v1/services/{self.server.service or '{service}'}/directives:pull never came",
         )
-
-    async def start_unheard(self) -> None:
-        """Start the command without waiting for anything, as when nobody listens."""
-        self.process = await process.start(self.options.command, self._environment(), self.log, self._news.set)
 
     def _environment(self) -> dict[str, str]:
         """What the author has exported for a real deployment must not lead the service there."""
@@ -233,7 +229,8 @@ class Stage:
 
     def _check_alive(self) -> None:
         if self.process is not None and self.process.exit_code is not None and not self.may_end:
-            raise Failed("that the service goes on", f"its process {exit_words(self.process.exit_code)}")
+            expected = "that the service goes on" if self.server.pulls else "that the command starts and pulls"
+            raise Failed(expected, f"its process {exit_words(self.process.exit_code)}")
 
     def _write_down(self) -> None:
         """Everything that was said, for whoever keeps the folder."""

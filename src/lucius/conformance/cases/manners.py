@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from lucius.conformance.book import Attempt, now
 from lucius.conformance.cases import Case
-from lucius.conformance.evidence import IN_FLIGHT
+from lucius.conformance.evidence import IN_FLIGHT, require_slow
 from lucius.conformance.model import Failed, NotShown
 from lucius.conformance.process import exit_words
 from lucius.conformance.server import Mood
@@ -30,6 +30,8 @@ async def backpressure(stage: Stage) -> str:
         _check_ack(attempt, seen_until, len(taken))
         _check_lease(attempt, seen_until)
     done = sum(1 for attempt in taken if attempt.results)
+    if burst[0].results:
+        require_slow(burst[0], stage.slow)
     return f"of {BURST} directives it took {len(taken)}, acknowledged them in time and did {done} so far"
 
 
@@ -95,7 +97,7 @@ async def refused_key(stage: Stage) -> str:
         )
     if code == 0:
         raise Failed("an exit code that tells of the trouble when the key is refused", f"the process {exit_words(0)}")
-    return f"{count} pulls, then it {exit_words(code)}"
+    return f"{count} pull{'s' if count != 1 else ''}, then it {exit_words(code)}"
 
 
 CASES = [

@@ -12,6 +12,7 @@ from lucius.conformance.stage import Stage, heard_of, require_not_refused, words
 
 HEEDED = 0.9  # of a Retry-After; clocks and networks may differ by the rest
 AWAY = 3.0
+SLOW_ANSWER = 1.5
 ILL = 1.5
 PER_SECOND = 8
 PULLS_ILL = 4.0
@@ -20,7 +21,7 @@ RETRY_AFTER = 2
 
 async def slow_orchestrator(stage: Stage) -> str:
     await stage.start()
-    seconds = stage.options.ack_seconds / 2
+    seconds = min(SLOW_ANSWER, stage.options.ack_seconds / 2)
     stage.server.on_callbacks = lambda _: Mood(delay=seconds)
     stage.server.on_pull = lambda _: Mood(delay=seconds)
     attempts = [stage.send(stage.make()) for _ in range(4)]
@@ -155,7 +156,7 @@ async def answer_lost(stage: Stage) -> str:
 
 async def orchestrator_restart(stage: Stage) -> str:
     await stage.start(slow=2.0)
-    attempt = stage.send(stage.make(lease=4.0))
+    attempt = stage.send(stage.make(lease=3 * stage.slow + stage.work))
     await stage.acked(attempt)
     await stage.watch(0.5)
     if attempt.results:
