@@ -3,8 +3,8 @@
 from urllib.parse import urlsplit
 
 from lucius.ports.bus import Consumer
-from lucius.worker.idempotency import IdempotencyStore, MemoryIdempotency
-from lucius.worker.idempotency_sqlite import SqliteIdempotency
+from lucius.worker import idempotency
+from lucius.worker.idempotency import IdempotencyStore
 from lucius.worker.journal import Journal
 from lucius.worker.settings import BadSetting, WorkerSettings
 
@@ -19,13 +19,7 @@ def open_consumer(settings: WorkerSettings, service: str) -> Consumer:
 
 
 def open_store(settings: WorkerSettings, journal: Journal) -> IdempotencyStore:
-    scheme = urlsplit(settings.idempotency_url).scheme
-    if scheme in ("redis", "rediss"):
-        from lucius.worker.idempotency_redis import RedisIdempotency  # noqa: PLC0415
-
-        return RedisIdempotency(settings.idempotency_url)
-    if scheme == "memory":
-        return MemoryIdempotency()
-    if scheme in ("", "sqlite"):
-        return SqliteIdempotency(journal)
-    raise BadSetting(f"LUCIUS_IDEMPOTENCY_URL: {settings.idempotency_url!r} is none of sqlite:, memory:, redis://…")
+    try:
+        return idempotency.open_store(settings.idempotency_url, journal)
+    except ValueError as error:
+        raise BadSetting(f"LUCIUS_IDEMPOTENCY_URL: {error}") from error

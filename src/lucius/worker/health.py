@@ -6,15 +6,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from aiohttp import web
 
 from lucius.worker.callbacks import CallbackSender
 from lucius.worker.metrics import Metrics
 from lucius.worker.runtime import Runtime
 from lucius.worker.service import Hook, Service
+from lucius.worker.settings import BadSetting
+from lucius.worker.threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 CHECK_SECONDS = 5.0
 
@@ -25,7 +30,11 @@ class Health:
     def __init__(
         self, services: Sequence[Service], runtimes: Mapping[str, Runtime], sender: CallbackSender, metrics: Metrics
     ) -> None:
-        self._services = services
+        self._checks = {
+            f"{service.name}.{name}": Check(f"{service.name}.{name}", hook)
+            for service in services
+            for name, hook in service.checks.items()
+        }
         self._runtimes = runtimes
         self._sender = sender
         self._metrics = metrics
@@ -38,11 +47,8 @@ class Health:
     async def ready(self) -> tuple[bool, dict[str, Any]]:
         """Whether each service's last pull was answered, and what its author checks is there."""
         services = {name: runtime.ready for name, runtime in self._runtimes.items()}
-        checks = {
-            f"{service.name}.{name}": await _check(hook)
-            for service in self._services
-            for name, hook in service.checks.items()
-        }
+        said = await asyncio.gather(*(check.ask() for check in self._checks.values()))
+        checks = dict(zip(self._checks, said, strict=True))
         good = bool(services) and all(services.values()) and all(said == "ok" for said in checks.values())
         return good, {"status": "ok" if good else "unavailable", "services": services, "checks": checks}
 
@@ -54,13 +60,31 @@ class Health:
         return self._metrics.text()
 
 
-async def _check(hook: Hook) -> str:
-    try:
-        async with asyncio.timeout(CHECK_SECONDS):
-            await (hook() if inspect.iscoroutinefunction(hook) else asyncio.to_thread(hook))
-    except Exception as error:  # noqa: BLE001 - an author's check may raise anything: that is its answer
-        return f"{type(error).__name__}: {error}"
-    return "ok"
+class Check:
+    """An author's check. However long it takes, it runs once at a time, and everyone is answered soon."""
+
+    def __init__(self, name: str, hook: Hook) -> None:
+        self._name = name
+        self._hook = hook
+        self._threads = Threads(lambda: None)
+        self._running: asyncio.Task[str] | None = None
+
+    async def ask(self) -> str:
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run())
+        done, _ = await asyncio.wait({self._running}, timeout=CHECK_SECONDS)
+        return self._running.result() if done else f"no answer within {CHECK_SECONDS:g} s"
+
+    async def _run(self) -> str:
+        try:
+            if inspect.iscoroutinefunction(self._hook):
+                await self._hook()
+            else:
+                await self._threads.run(self._hook, f"check {self._name}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            log.warning("not ready", check=self._name, reason=f"{type(error).__name__}: {error}")
+            return type(error).__name__  # anyone may ask, and its text may hold a password
+        return "ok"
 
 
 @asynccontextmanager
@@ -83,8 +107,10 @@ async def health_server(port: int, health: Health, address: str = "0.0.0.0") -> 
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, address, port)
-        await site.start()
+        try:
+            await web.TCPSite(runner, address, port).start()
+        except OSError as error:
+            raise BadSetting(f"LUCIUS_HEALTH_PORT: can't listen on {port}: {error.strerror}") from error
         yield int(runner.addresses[0][1])
     finally:
         await runner.cleanup()

@@ -9,7 +9,7 @@ async def read_text(ctx: StepContext, params: OcrParams) -> StepResult: ...
 import inspect
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
@@ -58,32 +58,39 @@ class Service:
         its own. It gets the context, and with `params` also the payload as that type; a payload that does not fit
         fails the step for good.
         """
+        _check_step_type(step_type, "step")
         return lambda function: self._add(self._steps, "step", step_type, function, params, run_in)
 
     def guard(
         self, step_type: str = ANY_STEP, *, params: Any = None, run_in: RunIn | None = None
     ) -> Callable[[Function], Function]:
         """Asked before a guarded step is done again: the result, if an attempt before took effect after all."""
+        _check_step_type(step_type, "guard")
         return lambda function: self._add(self._guards, "guard", step_type, function, params, run_in)
 
     def startup(self, hook: Function) -> Function:
         """Called before the first pull, to load a model or open a pool. A plain function may block."""
-        self.startups.append(hook)
+        self.startups.append(_hook(hook, "startup"))
         return hook
 
     def shutdown(self, hook: Function) -> Function:
         """Called once everything has ended."""
-        self.shutdowns.append(hook)
+        self.shutdowns.append(_hook(hook, "shutdown"))
         return hook
 
     def check(self, hook: Function) -> Function:
         """Called for readiness: raises if something this service needs is away."""
-        self.checks[hook.__name__] = hook
+        name = _name_of(_hook(hook, "check"))
+        if name in self.checks:
+            raise ValueError(f"service {self.name} has a check {name} already")
+        self.checks[name] = hook
         return hook
 
     def map_error(self, error: type[BaseException], failure_class: FailureClass, *, code: str | None = None) -> None:
         """What an exception of a library stands for; `code` is the exception's name unless told."""
-        self.errors[error] = Mapped(failure_class, code)
+        if not (isinstance(error, type) and issubclass(error, BaseException)):
+            raise TypeError(f"map_error takes the class of an exception, not {error!r}")
+        self.errors[error] = Mapped(FailureClass(failure_class), code)
 
     @property
     def step_types(self) -> list[str]:
@@ -121,14 +128,63 @@ class Service:
     ) -> Function:
         if step_type in steps:
             raise ValueError(f"service {self.name} has a {what} for {step_type or 'every step type'} already")
-        is_async = inspect.iscoroutinefunction(function)
-        chosen: RunIn = run_in or ("loop" if is_async else "thread")
-        if is_async != (chosen == "loop"):
-            raise ValueError(
-                f"{function.__name__}: an async function runs on the loop, a plain one in thread or process"
-            )
+        chosen = _place_of(function, run_in)
+        _check_arguments(function, ["the context"] if params is None else ["the context", "the parameters"])
+        if params is not None:
+            _check_params(params)
         steps[step_type] = Step(step_type=step_type, execute=function, params=params, run_in=chosen)
         return function
+
+
+def _check_step_type(step_type: object, what: str) -> None:
+    if not isinstance(step_type, str):
+        raise TypeError(f"write @service.{what}() with parentheses, and the step type between them")
+
+
+def _place_of(function: Callable[..., Any], run_in: RunIn | None) -> RunIn:
+    name = _name_of(function)
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise TypeError(f"{name} yields; a step returns a StepResult")
+    is_async = inspect.iscoroutinefunction(function)
+    chosen = run_in or ("loop" if is_async else "thread")
+    if chosen not in get_args(RunIn):
+        raise ValueError(f"{name}: run_in is one of {', '.join(get_args(RunIn))}, not {chosen!r}")
+    if is_async != (chosen == "loop"):
+        raise ValueError(f"{name}: an async function runs on the loop, a plain one in thread or process")
+    if chosen == "process" and ("<" in name or inspect.ismethod(function)):
+        raise ValueError(f"{name}: what runs in a process is a function of a module, so that the process finds it")
+    return chosen
+
+
+def _check_arguments(function: Callable[..., Any], given: list[str]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # something built in: nobody can tell
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        wanted = " and ".join(given) or "no argument"
+        raise TypeError(f"{_name_of(function)}{signature} is called with {wanted}: {error}") from None
+
+
+def _check_params(kind: Any) -> None:
+    if not hasattr(kind, "model_validate"):
+        try:
+            msgspec.json.Decoder(kind)
+        except TypeError as error:
+            raise TypeError(f"params={kind!r} is nothing that a payload can be made into: {error}") from None
+
+
+def _hook(hook: Function, what: str) -> Function:
+    if not callable(hook):
+        raise TypeError(f"@service.{what} is written without parentheses, above a function")
+    _check_arguments(hook, [])
+    return hook
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", repr(function)))
 
 
 def call(function: Callable[..., Any], context: StepContext, params_type: Any) -> Any:
@@ -143,8 +199,16 @@ def params_of(payload: dict[str, Any], kind: Any) -> Any:
     validate = getattr(kind, "model_validate", None)  # pydantic, without depending on it
     try:
         return validate(payload) if validate is not None else msgspec.convert(payload, kind)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise NonRetryable("INVALID_PAYLOAD", str(error)) from error
+    except ValueError as error:  # as msgspec's and pydantic's errors are
+        raise NonRetryable("INVALID_PAYLOAD", _reasons(error)) from error
+
+
+def _reasons(error: ValueError) -> str:
+    """What is wrong and where. Pydantic's own words quote the payload at length."""
+    details = getattr(error, "errors", None)
+    if not callable(details):
+        return str(error)
+    return "; ".join(f"{'.'.join(map(str, found['loc'])) or 'payload'}: {found['msg']}" for found in details())
 
 
 def checked(result: object) -> StepResult:

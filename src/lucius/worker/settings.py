@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from lucius.worker.transport import origin
 from lucius.worker.workspace import Places
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -57,8 +58,8 @@ def settings_from(environ: Mapping[str, str] | None = None) -> WorkerSettings:
     environ = os.environ if environ is None else environ
     found: dict[str, object] = {}
     for field, name in _TEXTS.items():
-        if environ.get(name):
-            found[field] = environ[name]
+        if environ.get(name, "").strip():
+            found[field] = environ[name].strip()
     for field, (name, kind, least, most) in _NUMBERS.items():
         if environ.get(name):
             found[field] = _number(name, environ[name], kind, least, most)
@@ -71,7 +72,14 @@ def settings_from(environ: Mapping[str, str] | None = None) -> WorkerSettings:
     if environ.get("LUCIUS_LANES"):
         lanes = environ["LUCIUS_LANES"].split(",")
         found["lanes"] = tuple(int(_number("LUCIUS_LANES", lane.strip(), int, 0, 15)) for lane in lanes)
-    return WorkerSettings(**found)  # type: ignore[arg-type]
+    settings = WorkerSettings(**found)  # type: ignore[arg-type]
+    if origin(settings.orchestrator_url) is None:
+        raise BadSetting(f"LUCIUS_ORCHESTRATOR_URL must be an http:// or https:// address, not {_shown(settings)}")
+    return settings
+
+
+def _shown(settings: WorkerSettings) -> str:
+    return repr(settings.orchestrator_url.rpartition("@")[2])  # without a password
 
 
 def _number(name: str, text: str, kind: type[int] | type[float], least: float, most: float) -> float:

@@ -85,12 +85,12 @@ class Files:
 
     def write(self, name: str, data: bytes) -> Artifact:
         """Write an artifact of this attempt, whole or not at all. Returns its ref."""
-        if name == MANIFEST:
-            raise NonRetryable("FORBIDDEN_REF", f"{MANIFEST} is written by the runtime")
         path = _inside(self._attempt, name)
+        if path == self._attempt / MANIFEST:
+            raise NonRetryable("FORBIDDEN_REF", f"{MANIFEST} is written by the runtime")
         self._write(path, data)
         artifact = Artifact.of(file_ref(path), data)
-        self.written[name] = Entry(artifact.sha256, artifact.size)
+        self.written[path.relative_to(self._attempt).as_posix()] = Entry(artifact.sha256, artifact.size)
         return artifact
 
     def write_output(self, data: bytes, name: str = "output", *, ref: str | None = None) -> Artifact:
