@@ -1,7 +1,6 @@
 """A job, live: its steps with their progress on a terminal, its events as lines in a pipe."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -9,14 +8,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lucius.cli.client import TERMINAL, Client
+from lucius.cli.client import Client
 from lucius.cli.errors import Unreachable
 from lucius.cli.job_render import ENDED, progress_of
 from lucius.cli.render import event_line, explain, out, status_text
 from lucius.contract import EventView, JobView, StepView
 
 REFRESH_SECONDS = 0.5  # heartbeats leave no event, so progress is looked up
-PATIENCE_SECONDS = 60.0
 SHOWN_EVENTS = 8
 SHOWN_ITEMS = 8
 NO_ATTEMPTS = frozenset({"decision", "wait", "human_approval", "parallel", "map"})
@@ -30,36 +28,18 @@ async def watch(client: Client, job_id: str) -> JobView:
     if console.is_terminal:
         await _live(client, job, console)
     else:
-        async for event in follow_patiently(client, job_id):
+        async for event in client.follow(job_id):
             console.print(event_line(event), soft_wrap=True)
     job = await client.job_view(job_id)
     console.print(explain(job), soft_wrap=True)
     return job
 
 
-async def follow_patiently(client: Client, job_id: str) -> AsyncIterator[EventView]:
-    """The job's events until it has ended, over restarts of the server too."""
-    after, loop = 0, asyncio.get_running_loop()
-    heard = loop.time()
-    while True:
-        try:
-            async for event in client.follow(job_id, after):
-                after = event.seq
-                yield event
-            heard = loop.time()
-            if (await client.job_view(job_id)).status in TERMINAL:
-                return
-        except Unreachable:
-            if loop.time() - heard > PATIENCE_SECONDS:
-                raise
-        await asyncio.sleep(REFRESH_SECONDS)
-
-
 async def _live(client: Client, job: JobView, console: Console) -> None:
     events: list[EventView] = []
 
     async def collect() -> None:
-        async for event in follow_patiently(client, job.jobId):
+        async for event in client.follow(job.jobId):
             events.append(event)
 
     collecting = asyncio.create_task(collect())

@@ -148,7 +148,7 @@ class AsyncClient:
         server may be away for `retry_for` seconds at a time."""
         if follow:
             return following.follow(self.http, job_id, after, retry_for)
-        return following.pages(self.http, job_id, after)
+        return following.pages(self.http, job_id, after, retry_for)
 
     def jobs(
         self,

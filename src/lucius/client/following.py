@@ -13,12 +13,12 @@ Events = AsyncGenerator[EventView, None]
 PAGE = 500
 
 
-async def pages(http: Http, job_id: str, after: int) -> Events:
+async def pages(http: Http, job_id: str, after: int, retry_for: float | None = None) -> Events:
     """What is there now, after that sequence number."""
     cursor: int | None = after
     while cursor is not None:
         params = {"cursor": str(cursor), "limit": str(PAGE)}
-        page = http.read(await http.get(f"{job_path(job_id)}/events", params), EventList)
+        page = http.read(await http.get(f"{job_path(job_id)}/events", params, retry_for=retry_for), EventList)
         for event in page.events:
             yield event
         cursor = page.next_cursor
@@ -40,9 +40,9 @@ async def follow(http: Http, job_id: str, after: int, retry_for: float | None = 
             broken = error
         if broken is None or isinstance(broken, Unavailable):
             # A server that stops ends its streams as well, and one with too many streams says: poll instead.
-            job = http.read(await http.get(job_path(job_id)), JobView)
+            job = http.read(await http.get(job_path(job_id), retry_for=retry_for), JobView)
             ended = job.status in TERMINAL
-            async for event in pages(http, job_id, after):
+            async for event in pages(http, job_id, after, retry_for):
                 after = event.seq
                 yield event
             tries.alive()

@@ -99,8 +99,11 @@ class Http:
                 tries = tries or self.tries(retry_for)
                 await tries.again(error, request.repeatable)
 
-    async def get(self, path: str, params: Mapping[str, str] | None = None, **how: Any) -> bytes:
-        return await self.call(Request(method="GET", path=path, params=params, repeatable=True, **how))
+    async def get(
+        self, path: str, params: Mapping[str, str] | None = None, *, retry_for: float | None = None, **how: Any
+    ) -> bytes:
+        request = Request(method="GET", path=path, params=params, repeatable=True, **how)
+        return await self.call(request, retry_for=retry_for)
 
     async def post(self, path: str, body: Any, *, repeatable: bool = False, **how: Any) -> bytes:
         """`body` is anything that becomes JSON. See Request for the rest."""

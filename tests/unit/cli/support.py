@@ -27,7 +27,8 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Stub:
-    """Routes are `METHOD /path`; bytes are an event stream, a pair is a status with JSON."""
+    """Routes are `METHOD /path`, or `STREAM /path` for who asks for events as they happen; bytes are an event stream, a
+    pair is a status with JSON."""
 
     def __init__(self) -> None:
         self.routes: dict[str, Answer | Tell] = {}
@@ -44,7 +45,8 @@ class Stub:
             msgspec.json.decode(raw) if raw else None,
         )
         self.asked.append(asked)
-        told = self.routes.get(f"{asked.method} {asked.path}", (404, problem("NOT_FOUND", "nothing there", 404)))
+        method = "STREAM" if "event-stream" in asked.headers.get("accept", "") else asked.method
+        told = self.routes.get(f"{method} {asked.path}", (404, problem("NOT_FOUND", "nothing there", 404)))
         answer: Answer = told if isinstance(told, bytes | tuple) else cast(Tell, told)(asked)
         if isinstance(answer, bytes):
             return web.Response(body=answer, content_type="text/event-stream")

@@ -70,7 +70,8 @@ def test_wait_ends_with_1_if_the_job_did_not_succeed(stub: Stub) -> None:
 def test_watch_shows_events(stub: Stub) -> None:
     stub.routes["POST /v1/commands"] = (202, ACCEPTED)
     stub.routes["GET /v1/jobs/j-1"] = (200, job())
-    stub.routes["GET /v1/jobs/j-1/events"] = stream(event(1, "JOB_ACCEPTED"), event(2, "JOB_SUCCEEDED"))
+    stub.routes["STREAM /v1/jobs/j-1/events"] = stream(event(1, "JOB_ACCEPTED"), event(2, "JOB_SUCCEEDED"))
+    stub.routes["GET /v1/jobs/j-1/events"] = (200, {"events": [], "next_cursor": None})
     result = at(stub, *OCR, "--watch")
     assert result.exit_code == 0
     assert [line.split("  ")[1] for line in result.stdout.splitlines()[1:3]] == ["JOB_ACCEPTED", "JOB_SUCCEEDED"]

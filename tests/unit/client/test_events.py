@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lucius.client import AsyncClient, NotFound, Unreachable
-from tests.unit.client.support import OCR, Proxy, Server
+from tests.unit.client.support import OCR, Proxy, Server, client
 
 
 async def follow(lucius: AsyncClient, job_id: str, **options: Any) -> list[tuple[int, str]]:
@@ -125,3 +125,16 @@ async def test_whoever_stops_listening_is_forgotten_by_the_server(lucius: AsyncC
             break
         await asyncio.sleep(0.01)
     assert not server.api.runtime.hub._watchers
+
+
+async def test_patience_with_a_stream_is_its_own(server: Server) -> None:
+    """One who does not try requests again may still want to follow a job over a restart."""
+    async with client(server.url, retry_for=0) as lucius:
+        job_id = (await lucius.submit("OCR", **OCR)).jobId
+        directive = await server.api.pull_one()
+        following = asyncio.create_task(follow(lucius, job_id, retry_for=10))
+        await asyncio.sleep(0.1)
+        await server.restart(away=0.3)
+        await server.api.succeed(directive)
+        async with asyncio.timeout(15):
+            assert await following == await all_of(server, job_id)
