@@ -172,6 +172,7 @@ class Journal:
             return LeftOver(_decode_directive(body), result)
         except msgspec.MsgspecError as error:
             log.error("a directive in the journal can't be read and is not reported on", key=key, reason=str(error))
+            self.file.execute(_DROP, key, self.file.owner)
             return None
 
     def _make_room(self) -> None:

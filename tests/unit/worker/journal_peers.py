@@ -1,0 +1,208 @@
+"""Processes that share a journal, forked from one that has imported everything: killed, or racing each other.
+
+Run as a module, in a process of its own, because a test runner has threads and must not fork.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from lucius.worker.idempotency import Finished, key_of, open_store
+from lucius.worker.journal import Journal
+from tests.unit.worker.support import directive
+
+PULL = 4
+LONGEST_LIFE = 0.02
+
+
+def fork(act: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        act()
+        code = 0
+    except BaseException:  # noqa: BLE001 - a child must not go on with its parent's work
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def result_of(number: int) -> bytes:
+    return b'{"number":%d,"%s"}' % (number, b"x" * (number % 3000))
+
+
+class Diary:
+    """What the victim did: each word is written down before, or after, the act it names."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_TRUNC, 0o600)
+
+    def write(self, word: str, *numbers: int) -> None:
+        os.write(self._fd, "".join(f"{word} {number}\n" for number in numbers).encode())
+
+    def read(self) -> dict[int, set[str]]:
+        words: dict[int, set[str]] = {}
+        for line in self._path.read_text().splitlines():
+            word, number = line.split()
+            words.setdefault(int(number), set()).add(word)
+        return words
+
+
+def live(folder: Path, diary: Diary, first: int) -> None:
+    """Begin, finish and drop attempts until killed."""
+    journal = Journal(folder)
+    open_store("", journal)
+    number = first
+    while True:
+        numbers = list(range(number, number + PULL))
+        number += PULL
+        diary.write("begin", *numbers)
+        journal.begin([directive(number=one) for one in numbers])
+        diary.write("begun", *numbers)
+        for one in numbers:
+            diary.write("finish", one)
+            journal.finish(directive(number=one), result_of(one))
+            diary.write("finished", one)
+        for one in numbers[: random.randrange(PULL + 1)]:
+            diary.write("drop", one)
+            journal.drop(key_of(directive(number=one)))
+            diary.write("dropped", one)
+
+
+def check(folder: Path, words: dict[int, set[str]]) -> dict[str, int]:
+    """Whatever the instant of the kill: nothing lost, nothing cut, nothing made up."""
+    journal = Journal(folder)
+    store = open_store("", journal)
+    found = {int(left.directive.jobId.removeprefix("job-")): left.result for left in journal.left_over()}
+    tally = {"unfinished": 0, "undelivered": 0, "dropped": 0}
+    for number, said in words.items():
+        if "begun" in said and "finish" not in said:
+            assert found[number] is None, f"{number} was begun and is {found[number]!r}"
+            tally["unfinished"] += 1
+        if "finished" in said:
+            (standing,) = asyncio.run(store.claim([key_of(directive(number=number))], 60))
+            assert standing == Finished(result_of(number)), f"{number} was finished and is {standing}"
+        if "finished" in said and "drop" not in said:
+            assert found[number] == result_of(number), f"{number} was finished and is {found.get(number)!r}"
+            tally["undelivered"] += 1
+        if "dropped" in said:
+            assert number not in found, f"{number} was dropped and is there again"
+            tally["dropped"] += 1
+    for number, result in found.items():
+        assert "begin" in words[number]
+        assert result in (None, result_of(number))
+        journal.drop(key_of(directive(number=number)))
+    journal.close()
+    return tally
+
+
+def kills(folder: Path, rounds: int, seed: int) -> dict[str, int]:
+    chance = random.Random(seed)
+    total: dict[str, int] = {}
+    for round_no in range(rounds):
+        diary = Diary(folder / "diary")
+        first = round_no * 100_000
+        pid = fork(lambda diary=diary, first=first: live(folder, diary, first))  # type: ignore[misc]
+        while not diary.read():
+            time.sleep(0.0005)
+        time.sleep(LONGEST_LIFE * chance.random() ** 2)
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        assert os.WTERMSIG(status) == signal.SIGKILL, "the victim ended by itself"
+        for name, count in check(folder, diary.read()).items():
+            total[name] = total.get(name, 0) + count
+    return total
+
+
+def race(folder: Path, rounds: int, racers: int) -> dict[str, int]:
+    """Every left-over of a dead process goes to exactly one of those that start at once."""
+    taken = 0
+    for round_no in range(rounds):
+        numbers = range(round_no * 100, round_no * 100 + 20)
+        leave_behind(folder, numbers)
+        told = [name for names in race_once(folder, racers) for name in names]
+        assert sorted(told) == sorted(f"job-{number}" for number in numbers), told
+        taken += len(told)
+        clear(folder)
+    return {"taken": taken}
+
+
+def race_once(folder: Path, racers: int) -> list[list[str]]:
+    (start, go), (answers, answer), (end, stop) = os.pipe(), os.pipe(), os.pipe()
+
+    def run() -> None:
+        os.close(stop)
+        os.read(start, 1)
+        journal = Journal(folder)
+        os.write(answer, msgspec.json.encode([left.directive.jobId for left in journal.left_over()]) + b"\n")
+        os.read(end, 1)  # alive until all have asked
+
+    pids = [fork(run) for _ in range(racers)]
+    os.write(go, b"x" * racers)
+    lines = b""
+    while lines.count(b"\n") < racers:
+        lines += os.read(answers, 65536)
+    os.close(stop)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * racers
+    for fd in (start, go, answers, answer, end):
+        os.close(fd)
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+def leave_behind(folder: Path, numbers: range) -> None:
+    def run() -> None:
+        journal = Journal(folder)
+        journal.begin([directive(number=number) for number in numbers])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    os.waitpid(fork(run), 0)
+
+
+def clear(folder: Path) -> None:
+    journal = Journal(folder)
+    for left in journal.left_over():
+        journal.drop(key_of(left.directive))
+    journal.close()
+
+
+def orphan(folder: Path) -> dict[str, int]:
+    """A process with a child is killed, and the child lives on."""
+    reading, writing = os.pipe()
+
+    def run() -> None:
+        journal = Journal(folder)
+        journal.begin([directive()])
+        os.write(writing, b"%d" % fork(signal.pause))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    os.waitpid(fork(run), 0)
+    child = int(os.read(reading, 20))
+    try:
+        return {"left_over": len(Journal(folder).left_over())}
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def abandon(folder: Path, attempts: int) -> dict[str, int]:
+    leave_behind(folder, range(attempts))
+    return {"abandoned": attempts}
+
+
+if __name__ == "__main__":
+    what, where, *numbers = sys.argv[1:]
+    acts: dict[str, Callable[..., dict[str, int]]]
+    acts = {"kills": kills, "race": race, "orphan": orphan, "abandon": abandon}
+    print(json.dumps(acts[what](Path(where), *map(int, numbers))))
