@@ -36,6 +36,11 @@ class Attempt:
     def progress(self) -> float | None:
         return self._line.last_progress
 
+    @property
+    def over(self) -> bool:
+        """Its function has ended; what came of it is being told."""
+        return self._running is None
+
     def start(self, on_end: Callable[["Attempt", bytes | None], Awaitable[None]]) -> asyncio.Task[None]:
         """ACK and execute. `on_end` gets the encoded RESULT, or None if the lease was lost meanwhile."""
         self._running = asyncio.create_task(self._run(on_end))

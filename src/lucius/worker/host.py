@@ -33,27 +33,41 @@ async def host(
     consumer_for: Callable[[str], Consumer] | None = None,
 ) -> None:
     """Run until SIGTERM, SIGINT or `stop`; raises what ended a service that could not go on."""
-    served = list(services)
+    served = _complete(services)
     stop = stop or asyncio.Event()
     consume = consumer_for or (lambda name: open_consumer(settings, name))
     async with AsyncExitStack() as stack:
         transport = await stack.enter_async_context(Transport())
         sender = CallbackSender(settings.orchestrator_url, transport)
         metrics = Metrics()
+        runtimes: dict[str, Runtime] = {}
+        if settings.health_port is not None:  # first of all: loading a model may take longer than a probe's patience
+            health = Health(served, runtimes, sender, metrics)
+            await stack.enter_async_context(health_server(settings.health_port, health))
+        consumers = {service.name: consume(service.name) for service in served}
         for service in served:
             await _call_all(service.startups)
             stack.push_async_callback(_call_all, service.shutdowns)
-        runtimes = {
-            service.name: await _runtime(service, consume(service.name), sender, settings, metrics, stack)
-            for service in served
-        }
+        for service in served:
+            consumer = consumers[service.name]
+            runtimes[service.name] = await _runtime(service, consumer, sender, settings, metrics, stack)
         stack.enter_context(Lifeline(lambda: _attempts(runtimes), metrics.stalls.inc))
-        if settings.health_port is not None:
-            health = Health(served, runtimes, sender, metrics)
-            await stack.enter_async_context(health_server(settings.health_port, health))
         if settings.handle_signals:
             _stop_on_signals(stop, runtimes, stack)
         await _supervise(runtimes, sender, stop)
+
+
+def _complete(services: Iterable[Service]) -> list[Service]:
+    """Raises ValueError for what could not work."""
+    served = list(services)
+    names = [service.name for service in served]
+    for service in served:
+        if not service.step_types:
+            raise ValueError(f"service {service.name} has no step: there is no function under @service.step()")
+        if names.count(service.name) > 1:
+            raise ValueError(f"there are two services {service.name}")
+        service.check_processes()
+    return served
 
 
 async def _runtime(
@@ -122,6 +136,7 @@ async def _supervise(runtimes: dict[str, Runtime], sender: CallbackSender, stop:
             await _flush(sender)
         for task in (stopping, sending):
             task.cancel()
+        await asyncio.wait((stopping, sending))
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if sending.done() and not sending.cancelled():
         sending.result()  # it only ever ends by an error

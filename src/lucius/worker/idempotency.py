@@ -83,11 +83,11 @@ class IdempotencyStore(Protocol):
 def open_store(url: str, journal: "Journal") -> IdempotencyStore:
     """The store a URL names: `` or `sqlite:` (in the journal's file), `memory:`, `redis://…`."""
     scheme = url.partition(":")[0]
-    if scheme in ("", "sqlite"):
+    if url in ("", "sqlite:"):
         from lucius.worker.idempotency_sqlite import SqliteIdempotency  # noqa: PLC0415 - chosen by URL
 
         return SqliteIdempotency(journal)
-    if scheme == "memory":
+    if url == "memory:":
         return MemoryIdempotency()
     if scheme in ("redis", "rediss", "unix"):
         try:
@@ -96,7 +96,7 @@ def open_store(url: str, journal: "Journal") -> IdempotencyStore:
             raise ValueError(f"{scheme}: URLs need the extra: pip install 'lucius[redis]'") from error
 
         return RedisIdempotency(url)
-    raise ValueError(f"no idempotency store for {scheme}: URLs; there are sqlite:, memory: and redis://")
+    raise ValueError(f"no idempotency store for such {scheme}: URLs; there are sqlite:, memory: and redis://…")
 
 
 class MemoryIdempotency:

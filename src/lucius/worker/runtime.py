@@ -1,13 +1,15 @@
-"""Drives one service: pulls as much as there is room for, runs each attempt once, sees its RESULT off.
+"""Drives one service: pulls as much as there is room for, and runs each attempt once.
 
 What must survive this process is written down before it matters: that an attempt was begun, before its ACK; its
 RESULT, before it is sent. `Journal` holds what the orchestrator has not heard yet, on this machine's disk. The
-idempotency store knows which attempts were run, perhaps by other processes.
+idempotency store knows which attempts were run, perhaps by other processes. `Results` tells both.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -16,27 +18,28 @@ from lucius.contract import Directive
 from lucius.ports.bus import Consumer
 from lucius.ports.errors import BusDown
 from lucius.worker.attempt import Attempt
-from lucius.worker.callbacks import CallbackSender, Delivered, Delivery, GaveUp, Refused
+from lucius.worker.callbacks import CallbackSender
 from lucius.worker.context import names_of
 from lucius.worker.execution import Executor, failure
-from lucius.worker.failure import NonRetryable, StepFailure, Transient
-from lucius.worker.idempotency import Finished, IdempotencyStore, Key, New, Running, Standing, StoreDown, key_of
-from lucius.worker.journal import Journal, LeftOver
+from lucius.worker.failure import Stopped, StopReason
+from lucius.worker.idempotency import Finished, IdempotencyStore, Key, New, Running, StoreDown, key_of
+from lucius.worker.journal import Journal
 from lucius.worker.metrics import Metrics
+from lucius.worker.results import Results
 from lucius.worker.service import Service
 from lucius.worker.timing import Timing, first_of
 from lucius.worker.transport import origin
 from lucius.worker.workspace import Places
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
+T = TypeVar("T")
 
 MOST_PER_PULL = 500
 EMPTY_PULL_PAUSE = 0.05
 UNWIND_SECONDS = 5.0
 CLAIM_SECONDS = 60.0
-MOST_CLAIMS = 20
-MALFORMED = frozenset({400, 413, 422})
-NOT_SAFE = "NOT_SAFE_TO_RETRY"
+STORE_PAUSE = 5.0
+_PRINTABLE = re.compile(r"[!-~]+")
 
 
 class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +69,7 @@ class Runtime:
         self._service = service
         self._consumer = consumer
         self._sender = sender
+        self._results = Results(journal, store, sender)
         self._journal = journal
         self._store = store
         self._options = options
@@ -74,8 +78,8 @@ class Runtime:
         self._room = asyncio.Event()
         self._executor = Executor(service, options.places, self._timing, self._room.set, options.delay_seconds)
         self._running: dict[Key, Attempt] = {}
-        self._reporting: set[Key] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._taking: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._connected = False
@@ -105,8 +109,7 @@ class Runtime:
         self._stopping.set()
 
     async def run(self) -> None:
-        await self._take_up_left_overs()
-        working = [asyncio.create_task(self._pull_forever()), asyncio.create_task(self._renew_forever())]
+        working = [asyncio.create_task(self._pull_forever()), asyncio.create_task(self._look_after_forever())]
         try:
             await first_of(asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED), self._stopping.wait())
         except asyncio.CancelledError:
@@ -122,29 +125,15 @@ class Runtime:
             if error is not None:
                 raise error
 
-    async def _take_up_left_overs(self) -> None:
-        """What processes before us finished is sent again; what they were cut off from is reported as failed."""
-        try:
-            left_overs = self._journal.left_over()
-        except StoreDown as down:
-            log.error("can't look for results left over", reason=str(down))
-            return
-        for left in left_overs:
-            result = left.result or failure(left.directive, _interrupted(left))
-            if left.result is None:
-                self._write_down(left.directive, result)
-            await self._remember(key_of(left.directive), result)
-            log.info("result left over, sending it again", finished=left.result is not None, **names_of(left.directive))
-            self._report(left.directive, result)
-
     async def _pull_forever(self) -> None:
+        await self._results.take_up_left_overs()
         failures = 0
         while (room := await self._wait_for_room()) and not self._stopping.is_set():
             asked = self._timing.now()
+            patience = self._options.wait_seconds if self._connected else 0.0  # at first, just: are you there?
             try:
-                directives = await self._consumer.pull(min(room, MOST_PER_PULL), self._options.wait_seconds)
-                await self._safely(self._take(directives))
-            except (BusDown, StoreDown) as down:
+                directives = await self._consumer.pull(min(room, MOST_PER_PULL), patience)
+            except BusDown as down:
                 failures += 1
                 self._connected = False
                 pause = self._timing.backoff(failures)
@@ -153,14 +142,16 @@ class Runtime:
                 await self._timing.sleep(pause)
                 continue
             failures = 0
+            await self._safely(self._take(directives))
             self._connected = True
             self._sender.orchestrator_is_back()
-            if not directives and self._timing.now() - asked < EMPTY_PULL_PAUSE:
+            if not directives and patience and self._timing.now() - asked < EMPTY_PULL_PAUSE:
                 await self._timing.sleep(EMPTY_PULL_PAUSE)  # a bus that does not wait must not make us spin
 
     async def _safely(self, taking: Coroutine[Any, Any, None]) -> None:
         """Even if we are told to stop meanwhile: what was pulled is ours to begin."""
-        await asyncio.shield(self._keep(asyncio.create_task(taking)))
+        self._taking = self._keep(asyncio.create_task(taking))
+        await asyncio.shield(self._taking)
 
     async def _wait_for_room(self) -> int:
         while True:
@@ -173,12 +164,13 @@ class Runtime:
 
     async def _take(self, directives: Sequence[Directive]) -> None:
         """Start what is new; send again what is finished; leave alone what somebody is at."""
-        ours = [directive for directive in directives if self._is_sound(directive)]
+        ours = [directive for directive in directives if self._is_sound(directive) and not self._is_at_it(directive)]
         if not ours:
             return
-        standings = await self._claim(ours)
+        keys = [key_of(directive) for directive in ours]
+        standings = await self._insist(lambda: self._store.claim(keys, CLAIM_SECONDS), keys)
         new: list[Directive] = []
-        for directive, standing in zip(ours, standings, strict=True):
+        for directive, standing in zip(ours, standings or (), strict=standings is not None):
             match standing:
                 case New():
                     new.append(directive)
@@ -186,11 +178,41 @@ class Runtime:
                     log.info("directive seen before, still at work", **names_of(directive))
                 case Finished(result):
                     log.info("directive seen before, sending its result again", **names_of(directive))
-                    self._report(directive, result)
-        if new:
-            self._journal.begin(new)
+                    self._results.report(directive, result)
+        begun = await self._insist(lambda: self._begin(new), keys) if new else None
+        if begun:
             for directive in new:
                 self._start(directive)
+
+    async def _begin(self, directives: Sequence[Directive]) -> bool:
+        self._journal.begin(directives)
+        return True
+
+    async def _insist(self, act: Callable[[], Awaitable[T]], keys: Sequence[Key]) -> T | None:
+        """What was pulled is ours: a store that is away must not cost its attempts. Nothing more is pulled meanwhile.
+
+        None if we are to stop before it is back; ACK deadlines then bring these attempts forward.
+        """
+        failures = 0
+        while True:
+            try:
+                return await act()
+            except StoreDown as down:
+                failures += 1
+                self._connected = False
+                pause = self._timing.backoff(failures, cap=STORE_PAUSE)
+                log.warning("store away, not pulling", reason=str(down), directives=len(keys), retry_in=round(pause, 2))
+            if self._stopping.is_set():
+                log.error("stopping before the store is back: directives not begun", directives=len(keys))
+                return None
+            await first_of(self._timing.sleep(pause), self._stopping.wait())
+
+    def _is_at_it(self, directive: Directive) -> bool:
+        """Whether we know already what becomes of it, and perhaps better than the store, which may have been away."""
+        if key_of(directive) not in self._running and not self._results.has(directive):
+            return False
+        log.info("directive seen before, its result is told in time", **names_of(directive))
+        return True
 
     def _is_sound(self, directive: Directive) -> bool:
         fault = _fault(directive, self._service.name)
@@ -198,22 +220,6 @@ class Runtime:
             log.error("directive ignored", reason=fault, **names_of(directive))
             self._metrics.ignored(self._service.name)
         return not fault
-
-    async def _claim(self, directives: Sequence[Directive]) -> list[Standing]:
-        """They are ours already, so a store that is away for a moment must not cost their attempts."""
-        keys = [key_of(directive) for directive in directives]
-        failures = 0
-        while True:
-            try:
-                return await self._store.claim(keys, CLAIM_SECONDS)
-            except StoreDown as down:
-                failures += 1
-                pause = self._timing.backoff(failures, cap=2.0)
-                self._connected = False
-                log.warning("idempotency store away", reason=str(down), directives=len(keys), retry_in=round(pause, 2))
-                if failures >= MOST_CLAIMS or self._stopping.is_set():
-                    raise
-                await self._timing.sleep(pause)
 
     def _start(self, directive: Directive) -> None:
         attempt = Attempt(directive, self._executor, self._sender, self._timing)
@@ -228,89 +234,54 @@ class Runtime:
     async def _ended(self, attempt: Attempt, result: bytes | None) -> None:
         directive = attempt.directive
         key = key_of(directive)
+        if self._running.get(key) is not attempt:
+            return  # given up: it was reported without waiting for it
         self._metrics.ended(directive, result, self._timing.now() - attempt.started)
         if result is None:
-            self._journal.drop(key)
-            await self._forget(key)
+            await self._results.none_for(key)
         else:
-            self._write_down(directive, result)
-            await self._remember(key, result)
-            self._report(directive, result)
-        del self._running[key]
+            await self._results.conclude(directive, result)
+        self._running.pop(key, None)
         self._room.set()
 
-    def _write_down(self, directive: Directive, result: bytes) -> None:
-        try:
-            self._journal.finish(directive, result)
-        except StoreDown as down:  # a full disk: all that is left is to send it while we live
-            log.error("result could not be written down", reason=str(down), **names_of(directive))
-
-    async def _remember(self, key: Key, result: bytes) -> None:
-        try:
-            await self._store.finish(key, result)
-        except StoreDown as down:
-            log.warning("result not in the idempotency store", reason=str(down), jobId=key.jobId, stepId=key.stepId)
-
-    async def _forget(self, key: Key) -> None:
-        try:
-            await self._store.release(key)
-        except StoreDown as down:
-            log.warning("claim not released, it will run out", reason=str(down), jobId=key.jobId, stepId=key.stepId)
-
-    def _report(self, directive: Directive, result: bytes) -> None:
-        key = key_of(directive)
-        if key in self._reporting:
-            return
-        self._reporting.add(key)
-        self._sender.result(directive, result, lambda delivery: self._reported(directive, delivery))
-
-    def _reported(self, directive: Directive, delivery: Delivery) -> None:
-        key = key_of(directive)
-        match delivery:
-            case Refused(status, code) if status in MALFORMED:
-                # Silence would hold the job until the lease ends, and a retry would be refused again.
-                reason = NonRetryable("RESULT_REFUSED", f"the orchestrator refused the result: {status} {code}")
-                instead = failure(directive, reason)
-                self._write_down(directive, instead)
-                self._sender.result(directive, instead, lambda _: self._settled(key))
-                return
-            case GaveUp(reason=why):
-                log.error("result lost: orchestrator away for too long", reason=why, **names_of(directive))
-            case Delivered() | Refused():
-                pass  # heard; or fenced, which the sender has logged
-        self._settled(key)
-
-    def _settled(self, key: Key) -> None:
-        self._reporting.discard(key)
-        self._journal.drop(key)
-
-    async def _renew_forever(self) -> None:
-        """Keep the claims of what runs, so that nobody else starts it; and look after processes that died beside us."""
+    async def _look_after_forever(self) -> None:
+        """Keep the claims of what runs, tell the store what it missed, and see to processes that died beside us."""
         while True:
             await self._timing.sleep(CLAIM_SECONDS / 3)
-            await self._take_up_left_overs()
-            if self._running:
-                try:
+            await self._results.take_up_left_overs()
+            try:
+                if self._running:
                     await self._store.renew(list(self._running), CLAIM_SECONDS)
-                except StoreDown as down:
-                    log.warning("claims not renewed", reason=str(down), attempts=len(self._running))
+            except StoreDown as down:
+                log.warning("claims not renewed", reason=str(down), attempts=len(self._running))
+                continue
+            await self._results.catch_up()
 
     async def _drain(self) -> None:
         """Let what runs finish; after the grace period say that it will not."""
         if self._tasks:
             grace = self._timing.sleep(self._options.grace_seconds)
-            await first_of(asyncio.wait(set(self._tasks)), grace, self._hurry.wait())
+            await first_of(self._until_idle(), grace, self._hurry.wait())
+        if self._taking is not None:
+            self._taking.cancel()  # nothing of it has begun
         for attempt in self.attempts:
             log.warning("attempt abandoned: the service is stopping", **names_of(attempt.directive))
             attempt.abandon()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=UNWIND_SECONDS)
+        for key, attempt in list(self._running.items()):
+            if not attempt.over:
+                log.error("attempt does not end though it was cancelled", **names_of(attempt.directive))
+                del self._running[key]
+                await self._results.conclude(attempt.directive, _stopped(attempt.directive))
+
+    async def _until_idle(self) -> None:
+        while self._tasks:  # what was pulled last may only begin now
+            await asyncio.wait(set(self._tasks))
 
 
-def _interrupted(left: LeftOver) -> StepFailure:
-    if left.directive.retry_safety == NOT_SAFE:
-        return NonRetryable("INTERRUPTED", "the service was cut off in the middle of a step that may not be repeated")
-    return Transient("SERVICE_RESTARTED", "the service was cut off in the middle of this attempt")
+def _stopped(directive: Directive) -> bytes:
+    return failure(directive, Stopped(StopReason.SHUTDOWN))
 
 
 def _fault(directive: Directive, service: str) -> str:
@@ -321,9 +292,15 @@ def _fault(directive: Directive, service: str) -> str:
         return "no attempt number, lease or callback token"
     if directive.lease_seconds <= 0:
         return "no lease"
+    if not _PRINTABLE.fullmatch(directive.callback_token):
+        return "a callback token that fits no header"
     urls = directive.callback_urls
-    if origin(urls.ack) is None or origin(urls.result) is None or origin(urls.heartbeat) is None:
+    if any(origin(url) is None or not _PRINTABLE.fullmatch(url) for url in (urls.ack, urls.result, urls.heartbeat)):
         return "a callback URL is not an HTTP address"
+    try:
+        datetime.fromisoformat(directive.ack_deadline)
+    except ValueError:
+        return "no ACK deadline"
     return ""
 
 

@@ -7,6 +7,7 @@ async def read_text(ctx: StepContext, params: OcrParams) -> StepResult: ...
 """
 
 import inspect
+import pickle
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeVar, get_args
@@ -110,6 +111,15 @@ class Service:
         if found is None:
             raise NonRetryable("GUARD_MISSING", f"service {self.name} can't tell whether {step_type} was done before")
         return found
+
+    def check_processes(self) -> None:
+        """Raises ValueError if a process could not find one of its functions by name."""
+        for step in (*self._steps.values(), *self._guards.values()):
+            if step.run_in == "process":
+                try:
+                    pickle.dumps((step.execute, step.params))
+                except (pickle.PicklingError, AttributeError, TypeError) as error:
+                    raise ValueError(f"{_name_of(step.execute)} can't run in a process: {error}") from error
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT, as the environment says. The main of a service's process."""
