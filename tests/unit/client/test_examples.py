@@ -1,0 +1,90 @@
+"""The examples of the docs run, and a type checker knows every method that they use."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.api import KEY, Api
+from tests.unit.client.support import Server
+
+REPO = Path(__file__).parents[3]
+EXAMPLES = REPO / "examples"
+PAGE = REPO / "docs" / "how-to" / "python-client.md"
+WRONG = """
+from lucius.client import AsyncClient, Client
+
+async def main(lucius: AsyncClient, blocking: Client) -> None:
+    await lucius.submit("OCR", tenant="t", input="i", output="o", idempotency_keyy="k")
+    await lucius.submit("OCR", tenant="t", input="i")
+    await lucius.submit("OCR", tenant="t", input="i", output="o", mode="FAST")
+    blocking.submit("OCR", tenant="t", input="i", output="o", doc_id=7)
+    lucius.wait("j").status
+    blocking.wait("j", timeout="soon")
+    async for event in lucius.events("j"):
+        event.number
+    for job in blocking.jobs(tenant=1):
+        pass
+"""
+
+
+@asynccontextmanager
+async def services(api: Api) -> AsyncIterator[None]:
+    """Somebody does every step at once."""
+
+    async def work(name: str) -> None:
+        while True:
+            for directive in await api.pull(name, max=10, wait_seconds=5):
+                await api.succeed(directive)
+
+    working = [asyncio.create_task(work(name)) for name in ("ocr", "embedding", "sis")]
+    try:
+        yield
+    finally:
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+
+
+async def run(path: Path, **env: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(path), env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, said
+    return said.decode()
+
+
+async def test_the_examples_run(server: Server) -> None:
+    env = {"LUCIUS_URL": server.url, "LUCIUS_API_KEY": KEY}
+    async with services(server.api):
+        told = (await run(EXAMPLES / "client_async.py", **env)).splitlines()
+        assert told[0].split() == ["1", "JOB_ACCEPTED"]
+        assert told[-2].split()[1] == "JOB_SUCCEEDED"
+        assert told[-1] == "3 of 3 succeeded"
+        assert re.fullmatch(
+            r"job \S+ SUCCEEDED: blob://out/contract.txt\n", await run(EXAMPLES / "client_sync.py", **env)
+        )
+
+
+@pytest.mark.timeout(300)
+def test_a_type_checker_accepts_the_examples_and_finds_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(WRONG)
+    files = [*EXAMPLES.glob("client_*.py"), tmp_path / "wrong.py"]
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", *map(str, files)]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    found = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert [int(line.split(":")[1]) for line in found] == [5, 6, 7, 8, 9, 10, 12, 13], done.stdout + done.stderr
+    assert all("wrong.py" in line for line in found)
+
+
+def test_the_page_shows_the_examples_as_they_are() -> None:
+    text = PAGE.read_text()
+    for name in ("client_async.py", "client_sync.py"):
+        assert f"../../examples/{name}" in text
