@@ -2,6 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.unit.worker.bench import Bench, bench_for
 from tests.unit.worker.support import FakeOrchestrator, ManualTiming, fake_orchestrator
 
 
@@ -14,3 +15,9 @@ async def orchestrator() -> AsyncIterator[FakeOrchestrator]:
 @pytest.fixture
 def timing() -> ManualTiming:
     return ManualTiming()
+
+
+@pytest.fixture
+async def bench(orchestrator: FakeOrchestrator, timing: ManualTiming) -> AsyncIterator[Bench]:
+    async with bench_for(orchestrator, timing) as bench:
+        yield bench

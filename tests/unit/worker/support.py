@@ -72,7 +72,7 @@ class ManualTiming(Timing):
         return 1.0
 
     def call_later(self, delay: float, act: Callable[[], None]) -> Timer:
-        timer = _ManualTimer(act)
+        timer = _ManualTimer(act, delay)
         self.pauses.append(delay)
         heapq.heappush(self._timers, (self.time + delay, len(self.pauses), timer))
         return timer
@@ -80,6 +80,11 @@ class ManualTiming(Timing):
     @property
     def waiting(self) -> int:
         return sum(not timer.cancelled for _, _, timer in self._timers)
+
+    @property
+    def waits(self) -> list[float]:
+        """How long each of those that wait wanted to."""
+        return [timer.delay for _, _, timer in self._timers if not timer.cancelled]
 
     def advance(self, seconds: float) -> None:
         until = self.time + seconds
@@ -91,8 +96,9 @@ class ManualTiming(Timing):
 
 
 class _ManualTimer:
-    def __init__(self, act: Callable[[], None]) -> None:
+    def __init__(self, act: Callable[[], None], delay: float) -> None:
         self.act = act
+        self.delay = delay
         self.cancelled = False
 
     def cancel(self) -> None:

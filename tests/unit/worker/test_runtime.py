@@ -1,108 +1,16 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lucius.adapters.bus_memory import MemoryBus, MemoryConsumer
+from lucius.adapters.bus_memory import MemoryConsumer
 from lucius.contract import Directive
 from lucius.ports.errors import BusError
-from lucius.worker import FailureClass, Service, StepContext, StepFailure, StepResult, StopReason
-from lucius.worker.callbacks import CallbackSender
-from lucius.worker.idempotency_sqlite import SqliteIdempotency
+from lucius.worker import FailureClass, StepFailure, StepResult, StopReason
 from lucius.worker.journal import Journal
-from lucius.worker.runtime import CLAIM_SECONDS, Runtime, RuntimeOptions
-from lucius.worker.transport import Transport
-from tests.unit.worker.support import FakeOrchestrator, Item, ManualTiming, directive, until
-
-
-class Scripted:
-    """Does what the test says; remembers what it was asked."""
-
-    def __init__(self, act: Callable[[StepContext], Any] | None = None) -> None:
-        self.act = act
-        self.started: list[StepContext] = []
-        self.stopped = 0
-        self.gate = asyncio.Event()
-        self.service = Service("ocr")
-        self.service.step()(self.execute)
-
-    async def execute(self, ctx: StepContext) -> StepResult:
-        self.started.append(ctx)
-        if self.act is not None:
-            found = self.act(ctx)
-            assert isinstance(found, StepResult)
-            return found
-        try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
-            self.stopped += 1
-            raise
-        return StepResult({"done": True})
-
-
-class Bench:
-    """One runtime between a memory bus and a fake orchestrator."""
-
-    def __init__(self, orchestrator: FakeOrchestrator, timing: ManualTiming, transport: Transport) -> None:
-        self.orchestrator = orchestrator
-        self.timing = timing
-        self.bus = MemoryBus()
-        self.sender = CallbackSender(orchestrator.url, transport, timing)
-        self.running: asyncio.Task[None] | None = None
-
-    def start(
-        self, scripted: Scripted, concurrency: int = 4, grace: float = 10.0, journal: Journal | None = None
-    ) -> Runtime:
-        options = RuntimeOptions(concurrency=concurrency, grace_seconds=grace, wait_seconds=60, max_undelivered=50)
-        consumer = self.bus.consumer("ocr")
-        journal = journal or Journal(None)
-        store = SqliteIdempotency(journal)
-        runtime = Runtime(scripted.service, consumer, self.sender, journal, store, options, timing=self.timing)
-        self.running = asyncio.create_task(runtime.run())
-        return runtime
-
-    async def publish(self, *numbers: int, **changes: Any) -> None:
-        for number in numbers:
-            await self.bus.publish("global-bus-p3", directive(self.orchestrator.url, number, **changes))
-
-    def pauses(self) -> list[float]:
-        """Without the renewal of claims, which goes on beside everything."""
-        return [pause for pause in self.timing.pauses if pause != CLAIM_SECONDS / 3]
-
-    def results(self) -> list[Item]:
-        return self.orchestrator.of_type("result")
-
-    async def result(self) -> Item:
-        await until(lambda: bool(self.results()))
-        return self.results()[0]
-
-
-@asynccontextmanager
-async def bench_for(orchestrator: FakeOrchestrator, timing: ManualTiming) -> AsyncIterator[Bench]:
-    async with Transport() as transport:
-        bench = Bench(orchestrator, timing, transport)
-        sending = asyncio.create_task(bench.sender.run())
-        yield bench
-        assert not sending.done()
-        for task in (sending, bench.running):
-            if task is not None:
-                task.cancel()
-
-
-@pytest.fixture
-async def bench(orchestrator: FakeOrchestrator, timing: ManualTiming) -> AsyncIterator[Bench]:
-    async with bench_for(orchestrator, timing) as bench:
-        yield bench
-
-
-def fails(error: BaseException) -> Callable[[StepContext], StepResult]:
-    def act(_: StepContext) -> StepResult:
-        raise error
-
-    return act
+from tests.unit.worker.bench import Bench, Scripted, fails
+from tests.unit.worker.support import Item, until
 
 
 async def test_an_instant_step_sends_ack_and_result_in_one_request(bench: Bench) -> None:
@@ -240,7 +148,7 @@ async def test_with_too_many_undelivered_results_no_work_is_taken_on(bench: Benc
     await bench.orchestrator.stop()
     bench.start(Scripted(lambda _: StepResult()), concurrency=10)
     await bench.publish(*range(100))
-    await until(lambda: bench.sender.undelivered >= 50 and bench.timing.waiting >= 1)
+    await until(lambda: bench.sender.undelivered >= 50 and bool(bench.waits()))
     for _ in range(100):  # time enough to pull the rest, if it did
         await asyncio.sleep(0)
     assert bench.sender.undelivered <= 50 + 2 * 10
@@ -319,7 +227,7 @@ async def test_work_goes_on_while_the_orchestrator_is_away(bench: Bench) -> None
     await until(lambda: bool(bench.orchestrator.of_type("ack")))
     await bench.orchestrator.stop()
     bench.timing.advance(300)
-    await until(lambda: bench.timing.waiting == 1)
+    await until(lambda: bench.waits() == [0.25])
     service.gate.set()
     await until(lambda: bench.sender.undelivered == 2)
     await bench.orchestrator.start(port)
