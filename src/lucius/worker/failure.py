@@ -58,11 +58,15 @@ class StepFailure(Exception):
 
 
 class Transient(StepFailure):
+    failure_class = FailureClass.TRANSIENT
+
     def __init__(self, code: str, message: str = "", *, retry_after_seconds: float | None = None) -> None:
         super().__init__(code, message, failure_class=FailureClass.TRANSIENT, retry_after_seconds=retry_after_seconds)
 
 
 class RateLimited(StepFailure):
+    failure_class = FailureClass.RATE_LIMITED
+
     def __init__(self, code: str, message: str = "", *, retry_after_seconds: float | None = None) -> None:
         super().__init__(
             code, message, failure_class=FailureClass.RATE_LIMITED, retry_after_seconds=retry_after_seconds
@@ -70,16 +74,22 @@ class RateLimited(StepFailure):
 
 
 class DependencyFailed(StepFailure):
+    failure_class = FailureClass.DEPENDENCY_FAILED
+
     def __init__(self, code: str, message: str = "") -> None:
         super().__init__(code, message, failure_class=FailureClass.DEPENDENCY_FAILED)
 
 
 class NonRetryable(StepFailure):
+    failure_class = FailureClass.NON_RETRYABLE
+
     def __init__(self, code: str, message: str = "") -> None:
         super().__init__(code, message, failure_class=FailureClass.NON_RETRYABLE)
 
 
 class CompensationRequired(StepFailure):
+    failure_class = FailureClass.COMPENSATION_REQUIRED
+
     def __init__(self, code: str, message: str = "") -> None:
         super().__init__(code, message, failure_class=FailureClass.COMPENSATION_REQUIRED)
 

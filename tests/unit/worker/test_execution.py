@@ -1,0 +1,318 @@
+"""Whatever a step's function does, one RESULT comes of it."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from lucius.worker import NonRetryable, Service, StepContext, StepResult, StopReason, Transient
+from lucius.worker.context import LocalLine
+from lucius.worker.execution import Executor
+from lucius.worker.testing import Outcome, run_step
+from lucius.worker.workspace import Places
+from tests.unit.worker import step_functions
+from tests.unit.worker.bench import Bench
+from tests.unit.worker.support import directive, until
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def doing(function: Any) -> Service:
+    service = Service("ocr")
+    service.step("X")(function)
+    return service
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Odd(NonRetryable):
+    def __init__(self) -> None:
+        self.code = 5  # type: ignore[assignment]
+        self.message = object()  # type: ignore[assignment]
+
+
+SURPRISES: list[BaseException] = [
+    KeyError("x"),
+    SystemExit(3),
+    StopAsyncIteration(),
+    Speechless(),
+    ValueError("half a character: \udcff"),
+    BaseException("of a library that wants to be special"),
+    asyncio.CancelledError(),
+]
+
+
+@pytest.mark.parametrize("error", SURPRISES, ids=lambda error: type(error).__name__)
+async def test_an_async_function_that_raises_anything_ends_with_a_result(bench: Bench, error: BaseException) -> None:
+    async def execute(ctx: StepContext) -> StepResult:
+        raise error
+
+    runtime = bench.start(doing(execute))
+    await bench.publish(1, step_type="X")
+    result = await bench.result()
+    assert (result["status"], result["failure_class"]) == ("FAILED", "RETRYABLE")
+    assert result["error"]["code"] == "UNEXPECTED_ERROR"
+    await until(lambda: not runtime.attempts)
+
+
+async def test_so_does_one_whose_failure_says_nonsense(tmp_path: Path) -> None:
+    async def execute(ctx: StepContext) -> StepResult:
+        raise Odd
+
+    outcome = await run_step(doing(execute), "X", folder=tmp_path)
+    assert (outcome.failure_class, outcome.code) == ("NON_RETRYABLE", "5")
+
+
+async def test_a_step_that_cancels_its_own_task_has_a_result_too(bench: Bench) -> None:
+    async def execute(ctx: StepContext) -> StepResult:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(10)
+        return StepResult()
+
+    runtime = bench.start(doing(execute))
+    await bench.publish(1, step_type="X")
+    assert (await bench.result())["failure_class"] == "TRANSIENT"
+    await until(lambda: not runtime.attempts)
+
+
+@pytest.mark.parametrize("value", [object(), 1 + 2j, {1, 2, object()}, "\udcff", "x" * 300_000])
+async def test_a_result_that_is_no_small_json_fails_for_good(value: object, tmp_path: Path) -> None:
+    async def execute(ctx: StepContext) -> StepResult:
+        return StepResult({"value": value})
+
+    outcome = await run_step(doing(execute), "X", folder=tmp_path)
+    assert (outcome.failure_class, outcome.code) == ("NON_RETRYABLE", "INVALID_OUTPUT")
+
+
+async def test_a_result_may_not_hold_itself_but_may_hold_artifacts(tmp_path: Path) -> None:
+    async def execute(ctx: StepContext) -> StepResult:
+        if ctx.payload:
+            ctx.payload["me"] = ctx.payload
+            return StepResult(ctx.payload)
+        written = await ctx.workspace.write("a.txt", b"a")
+        return StepResult({"where": [written]})
+
+    itself = await run_step(doing(execute), "X", {"x": 1}, folder=tmp_path)
+    assert itself.code == "INVALID_OUTPUT"
+    holding = await run_step(doing(execute), "X", folder=tmp_path)
+    assert holding.result == {"where": [f"file://{tmp_path}/workspace/x/1/a.txt"]}
+
+
+async def test_the_token_is_in_nothing_that_is_told_or_logged(tmp_path: Path) -> None:
+    async def execute(ctx: StepContext) -> StepResult:
+        raise RuntimeError(f"GET http://x/?t={ctx.directive.callback_token}")
+
+    with capture_logs() as lines:
+        outcome = await run_step(doing(execute), "X", folder=tmp_path, callback_token="secret-token")
+    assert outcome.message == "RuntimeError: GET http://x/?t=[redacted]"
+    (line,) = [line for line in lines if line["event"] == "step failed unexpectedly"]
+    assert "test_execution.py" in line["exception"]
+    assert "secret-token" not in json.dumps(lines, default=str)
+
+
+async def test_a_failure_that_was_reported_is_not_logged_as_a_surprise(tmp_path: Path) -> None:
+    with capture_logs() as lines:
+        await run_step(doing(fails_with(Transient("X"))), "X", folder=tmp_path)
+    assert lines == []
+
+
+def fails_with(error: Exception) -> Any:
+    async def execute(ctx: StepContext) -> NoReturn:
+        raise error
+
+    return execute
+
+
+# Guards
+
+
+def guarded(found: Any) -> tuple[Service, list[str]]:
+    service = Service("ocr")
+    done: list[str] = []
+
+    @service.step("X")
+    async def execute(ctx: StepContext) -> StepResult:
+        done.append("executed")
+        return StepResult("executed")
+
+    @service.guard("X")
+    async def guard(ctx: StepContext) -> StepResult | None:
+        done.append("asked")
+        if isinstance(found, Exception):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    return service, done
+
+
+async def ask(service: Service, folder: Path, **changes: Any) -> Outcome:
+    return await run_step(service, "X", folder=folder, **{"guard": {"kind": "query"}, **changes})
+
+
+async def test_a_guard_is_asked_first_and_what_it_found_is_the_result(tmp_path: Path) -> None:
+    service, done = guarded(StepResult({"was": "done"}, ["file:///a"]))
+    outcome = await ask(service, tmp_path)
+    assert (outcome.result, outcome.artifact_refs) == ({"was": "done"}, ["file:///a"])
+    assert done == ["asked"]
+
+
+async def test_a_guard_that_finds_nothing_lets_the_step_be_done(tmp_path: Path) -> None:
+    service, done = guarded(None)
+    assert (await ask(service, tmp_path)).result == "executed"
+    assert done == ["asked", "executed"]
+
+
+async def test_a_guard_that_fails_fails_the_attempt_and_nothing_is_done(tmp_path: Path) -> None:
+    service, done = guarded(Transient("AWAY", "can't tell"))
+    outcome = await ask(service, tmp_path)
+    assert (outcome.failure_class, outcome.code) == ("TRANSIENT", "AWAY")
+    assert done == ["asked"]
+
+
+async def test_what_a_guard_returns_is_checked_like_a_steps_result(tmp_path: Path) -> None:
+    service, done = guarded({"was": "done"})
+    assert (await ask(service, tmp_path)).code == "INVALID_OUTPUT"
+    assert done == ["asked"]
+
+
+async def test_without_a_guard_a_guarded_step_is_not_done_again(tmp_path: Path) -> None:
+    service = Service("ocr")
+    service.step("X")(step_functions.nothing)
+    outcome = await ask(service, tmp_path)
+    assert (outcome.failure_class, outcome.code) == ("NON_RETRYABLE", "GUARD_MISSING")
+
+
+async def test_a_first_attempt_asks_no_guard(tmp_path: Path) -> None:
+    service, done = guarded(StepResult("found"))
+    assert (await ask(service, tmp_path, guard=None)).result == "executed"
+    assert done == ["executed"]
+
+
+async def test_a_guard_for_every_step_type_may_be_a_plain_function(tmp_path: Path) -> None:
+    service = Service("ocr")
+    service.step("X")(step_functions.nothing)
+    service.guard()(step_functions.was_done)
+    assert (await run_step(service, "X", {"done": True}, folder=tmp_path, guard={})).result == "found"
+
+
+# Context
+
+
+async def test_the_context_says_what_the_directive_does(tmp_path: Path) -> None:
+    seen: list[StepContext] = []
+
+    async def execute(ctx: StepContext) -> None:
+        seen.append(ctx)
+
+    await run_step(
+        doing(execute),
+        "X",
+        {"a": 1},
+        folder=tmp_path,
+        attempt_no=2,
+        tenant_id="acme",
+        traceparent=TRACE,
+        item={"n": 7},
+        last_step=False,
+    )
+    (ctx,) = seen
+    assert (ctx.payload, ctx.job_id, ctx.step_id, ctx.tenant_id) == ({"a": 1}, "job-1", "x", "acme")
+    assert (ctx.attempt_no, ctx.idempotency_key, ctx.correlation_id) == (2, "key-of-x", "tests")
+    assert (ctx.traceparent, ctx.item, ctx.last_step, ctx.inputs) == (TRACE, {"n": 7}, False, {})
+
+
+async def test_every_line_about_an_attempt_names_the_job_and_the_trace(bench: Bench) -> None:
+    async def on_loop(ctx: StepContext) -> None:
+        structlog.get_logger().info("plain")
+        ctx.log.info("own")
+
+    def in_thread(ctx: StepContext) -> None:
+        structlog.get_logger().info("plain")
+        ctx.log.info("own")
+
+    for function in (on_loop, in_thread):
+        with capture_logs([structlog.contextvars.merge_contextvars]) as lines:
+            runtime = bench.start(doing(function))
+            await bench.publish(1, step_type="X", traceparent=TRACE, lease_id=function.__name__)
+            await until(lambda: bool(bench.results()))
+            runtime.stop()
+            await bench.ended()
+        told = [line for line in lines if line["event"] in ("plain", "own")]
+        assert len(told) == 2
+        for line in told:
+            assert line["jobId"] == "job-1"
+            assert line["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
+            assert (line["service"], line["stepId"], line["attempt_no"]) == ("ocr", "ocr", 1)
+        bench.orchestrator.requests.clear()
+
+
+async def test_progress_is_a_number_from_0_to_1_whatever_is_said(tmp_path: Path) -> None:
+    line = LocalLine()
+    said: list[float | None] = []
+
+    class Number:
+        """As numpy's are."""
+
+        def __float__(self) -> float:
+            return 0.5
+
+    async def execute(ctx: StepContext) -> None:
+        for done in (-1, 2, float("nan"), Number(), 1):
+            ctx.progress(done)  # type: ignore[arg-type]
+            said.append(line.last_progress)
+
+    outcome = await run_step(doing(execute), "X", folder=tmp_path, line=line)
+    assert outcome.succeeded
+    assert said == [0.0, 1.0, 0.0, 0.5, 1.0]
+    assert all(type(done) is float for done in said)
+
+
+async def test_what_is_to_be_done_on_stopping_is_done_once_and_one_that_fails_hurts_nobody(bench: Bench) -> None:
+    done: list[str] = []
+
+    async def execute(ctx: StepContext) -> StepResult:
+        def fail() -> None:
+            done.append("failing")
+            raise RuntimeError("of the author")
+
+        ctx.on_stop(fail)
+        ctx.on_stop(lambda: done.append("second"))
+        reason = await ctx.wait_stop()
+        ctx.on_stop(lambda: done.append("at once"))
+        return StepResult({"told": str(reason)})
+
+    bench.orchestrator.answer = lambda item: {"status": 200, "disposition": "APPLIED", "cancel_requested": True}
+    bench.start(doing(execute))
+    await bench.publish(1, step_type="X")
+    assert (await bench.result())["result"] == {"told": "CANCELLED"}
+    assert done == ["failing", "second", "at once"]
+
+
+async def test_a_step_in_a_thread_blocks_nobody_and_knows_its_own_thread(tmp_path: Path) -> None:
+    def execute(ctx: StepContext) -> StepResult:
+        return StepResult([threading.current_thread().name, threading.current_thread() is threading.main_thread()])
+
+    outcome = await run_step(doing(execute), "X", folder=tmp_path)
+    assert outcome.result == ["job-1/x/1", False]
+
+
+async def test_the_delay_of_a_rehearsal_heeds_a_stop(bench: Bench) -> None:
+    executor = Executor(doing(fails_with(KeyError())), Places(), bench.timing, lambda: None, delay=10)
+    line = LocalLine()
+    running = asyncio.create_task(executor.execute(directive(step_type="X"), line))
+    await until(lambda: bench.timing.pauses == [1])
+    bench.timing.advance(1)
+    await until(lambda: line.last_progress == 0.1)
+    line.stop(StopReason.CANCELLED)
+    bench.timing.advance(1)
+    assert json.loads(await running)["error"]["code"] == "CANCELLED"
