@@ -307,9 +307,9 @@ class Attempt:
             return _failed("RETRYABLE" if again else "NON_RETRYABLE", "INVALID_PAYLOAD", "seconds must be a number")
         until = time.monotonic() + delay + seconds
         while time.monotonic() < until:
-            if self._fenced.wait(0.05) and not self._service.wrong("repeats-stale"):
+            if self._fenced.wait(0.05) and not self._service.wrong("repeats-stale", "works-fenced"):
                 return None
-            if self._cancelled.is_set():
+            if self._cancelled.is_set() and not self._service.wrong("ignores-cancel"):
                 return None if self._service.wrong("silent-cancel") else _failed("NON_RETRYABLE", "CANCELLED", "asked")
         return self.work()
 
@@ -317,7 +317,7 @@ class Attempt:
         directive = self._directive
         text = f"done by {self._service.name} in process {os.getpid()} at {time.time()}\n"
         ref = f"{directive['workspace_ref']}/{directive['stepId']}/{directive['attempt_no']}/output.txt"
-        for target in (ref, directive["output_ref"]):
+        for target in (ref, directive["output_ref"])[: 1 if self._service.wrong("no-output") else 2]:
             _write(Path(urllib.parse.unquote(urllib.parse.urlsplit(target).path)), text)
         refs = [ref, f"{ref}.gone"] if self._service.wrong("lost-artifact") else [ref]
         status = "OK" if self._service.wrong("invalid-result") else "SUCCEEDED"

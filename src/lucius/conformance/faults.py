@@ -1,4 +1,4 @@
-"""The ways in which `broken` can be wrong, and the case that must say so."""
+"""The ways in which `broken` can be wrong or less than perfect, and the case that must say so."""
 
 from typing import NamedTuple
 
@@ -6,6 +6,7 @@ from typing import NamedTuple
 class Fault(NamedTuple):
     caught_by: str
     sentence: str
+    outcome: str = "FAIL"
 
 
 FAULTS: dict[str, Fault] = {
@@ -16,6 +17,7 @@ FAULTS: dict[str, Fault] = {
     "wrong-lease": Fault("result", "makes up the lease in its RESULT"),
     "invalid-result": Fault("result", "calls its success OK"),
     "lost-artifact": Fault("result", "names an artifact that it has not written"),
+    "no-output": Fault("result", "does not write what the client wants", "WARN"),
     "no-heartbeat": Fault("heartbeat", "works in silence"),
     "retries-bad-payload": Fault("bad-payload", "says that a payload which can't work may work next time"),
     "runs-running": Fault("duplicate-running", "starts again what is running"),
@@ -23,9 +25,11 @@ FAULTS: dict[str, Fault] = {
     "forgets": Fault("duplicate-restarted", "remembers in memory only"),
     "ignores-stale": Fault("stale", "goes on with an attempt that was fenced"),
     "repeats-stale": Fault("stale", "repeats the RESULT of a fenced attempt until it is taken"),
+    "works-fenced": Fault("stale", "works a fenced attempt to its end and reports it", "WARN"),
     "repeats-late": Fault("late", "repeats a RESULT that came too late until it is applied"),
     "beats-late": Fault("late", "sends heartbeats for a job that has ended"),
     "silent-cancel": Fault("cancel", "stops when cancelled and tells nobody"),
+    "ignores-cancel": Fault("cancel", "works a cancelled job to its end", "WARN"),
     "wrong-token": Fault("refused-callbacks", "speaks for every attempt with the token it got last"),
     "repeats-refused": Fault("refused-callbacks", "repeats what was refused with 401 or 403"),
     "dies-on-malformed": Fault("malformed", "dies of a directive that it can't read"),

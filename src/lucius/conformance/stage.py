@@ -187,6 +187,12 @@ class Stage:
         await self.must(lambda: bool(attempt.handed_over), expected, lambda: "it was not", self.slow * 4 + self.work)
         return attempt.first_handed_over
 
+    async def taken_again(self, attempt: Attempt) -> float:
+        """When its directive was handed over for the second time."""
+        expected = f"that the directive of {words(attempt)} is pulled when it comes again"
+        await self.must(lambda: len(attempt.handed_over) > 1, expected, lambda: "it was not", 2 * self.slow)
+        return attempt.handed_over[1]
+
     async def acked(self, attempt: Attempt) -> None:
         """Until the service has said something of it: an ACK, or what implies one."""
         await self.taken(attempt)

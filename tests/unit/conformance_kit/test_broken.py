@@ -1,33 +1,54 @@
-"""Each case passes a right service and catches every service that is wrong in the way it is about."""
+"""Each case passes a right service and catches every service that is wrong in the way it is about.
+
+What a case takes is mostly waiting, so the cases of a module are played side by side in one test.
+"""
 
 import asyncio
 
 import pytest
 
-from lucius.conformance.cases import all_cases
+from lucius.conformance.cases import Case, all_cases
 from lucius.conformance.faults import FAULTS
-from lucius.conformance.model import CaseReport, Outcome
+from lucius.conformance.model import CaseReport
 from tests.unit.conformance_kit.support import RIGHT, played, wrong
 
-IDS = [case.id for case in all_cases()]
-LONGEST_FIRST = [case.id for case in sorted(all_cases(), key=lambda case: -case.seconds)]
+SIDE_BY_SIDE = 8
 
 
-def told(report: CaseReport) -> str:
-    return "\n".join([f"{report.outcome} {report.seen}", *report.log_tail])
+def by_module() -> dict[str, list[Case]]:
+    modules: dict[str, list[Case]] = {}
+    for case in all_cases():
+        modules.setdefault(case.play.__module__.rpartition(".")[2], []).append(case)
+    return modules
 
 
-@pytest.mark.parametrize("case_id", LONGEST_FIRST)
-async def test_a_case_passes_the_right_service_and_catches_the_wrong_ones(case_id: str) -> None:
-    faults = [name for name, fault in FAULTS.items() if fault.caught_by == case_id]
-    right, *reports = await asyncio.gather(
-        played(RIGHT, case_id), *(played(wrong(fault), case_id) for fault in faults)
-    )
-    assert right.outcome is Outcome.PASS, told(right)
-    for fault, report in zip(faults, reports, strict=True):
-        assert report.outcome is Outcome.FAIL, f"{fault} was not caught: {told(report)}"
-        assert report.seen.startswith("expected "), report.seen
+async def verdicts(pairs: list[tuple[str, str]]) -> dict[tuple[str, str], CaseReport]:
+    """For each case and fault (or none) what the kit says."""
+    places = asyncio.Semaphore(SIDE_BY_SIDE)
+
+    async def play(case_id: str, fault: str) -> CaseReport:
+        async with places:
+            return await played(wrong(fault) if fault else RIGHT, case_id)
+
+    reports = await asyncio.gather(*(play(case_id, fault) for case_id, fault in pairs))
+    return dict(zip(pairs, reports, strict=True))
 
 
-def test_every_case_has_a_wrong_service_and_every_wrong_service_a_case() -> None:
-    assert {fault.caught_by for fault in FAULTS.values()} == set(IDS)
+@pytest.mark.parametrize(("module", "cases"), sorted(by_module().items()), ids=sorted(by_module()))
+async def test_cases_pass_the_right_service_and_catch_each_wrong_one(module: str, cases: list[Case]) -> None:
+    ids = [case.id for case in cases]
+    expected = {(case_id, ""): "PASS" for case_id in ids}
+    expected |= {(fault.caught_by, name): fault.outcome for name, fault in FAULTS.items() if fault.caught_by in ids}
+    found = await verdicts(sorted(expected))
+    missed = [
+        f"{case_id} against {fault or 'the right service'}: {report.outcome} {report.seen} {report.log_tail}"
+        for (case_id, fault), report in found.items()
+        if report.outcome.value != expected[case_id, fault]
+    ]
+    assert not missed, "\n".join(missed)
+    failed = [report for report in found.values() if report.outcome.value == "FAIL"]
+    assert all(report.seen.startswith("expected ") and report.log_tail for report in failed)
+
+
+def test_every_case_has_a_wrong_service_that_it_fails() -> None:
+    assert {fault.caught_by for fault in FAULTS.values() if fault.outcome == "FAIL"} == {c.id for c in all_cases()}

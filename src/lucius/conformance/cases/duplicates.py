@@ -21,7 +21,7 @@ async def while_running(stage: Stage) -> str:
     before = marks(attempt)
     first = _executed_once(stage, attempt)
     # A service that does one step after the other pulls the second copy only now.
-    again_at = await _taken_again(stage, attempt, copies=2)
+    again_at = await stage.taken_again(attempt)
     await stage.watch(again_at + first + MARGIN - now())
     _check(attempt, again_at, before, first)
     return f"one execution of {first:.1f} s; {_answered(attempt)}"
@@ -68,18 +68,10 @@ async def _comes_again(stage: Stage, attempt: Attempt, first: float) -> str:
     before = marks(attempt)
     stage.send(attempt)
     stage.send(attempt)
-    again_at = await _taken_again(stage, attempt, copies=2)
+    again_at = await stage.taken_again(attempt)
     await stage.watch(first + MARGIN)
     _check(attempt, again_at, before, first)
     return f"not executed again; {_answered(attempt)}"
-
-
-async def _taken_again(stage: Stage, attempt: Attempt, copies: int) -> float:
-    """When the second copy was handed over."""
-    expected = f"that the directive of {words(attempt)} is pulled when it comes again"
-    taken = lambda: len(attempt.handed_over) >= copies  # noqa: E731 - one expression
-    await stage.must(taken, expected, lambda: "it was not", 2 * stage.slow)
-    return attempt.handed_over[1]
 
 
 def _check(attempt: Attempt, asked_at: float, before: Marks, seconds: float) -> None:

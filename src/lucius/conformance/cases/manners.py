@@ -10,7 +10,7 @@ from lucius.conformance.process import exit_words
 from lucius.conformance.server import Mood
 from lucius.conformance.stage import Stage, heard_of, words
 
-BURST = 30
+BURST = 100
 IDLE = 2.5
 PULLS_PER_SECOND = 30
 REFUSED_FOR = 4.0

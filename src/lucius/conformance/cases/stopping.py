@@ -1,8 +1,8 @@
 """The service itself stops: killed in the middle of a step, killed with a result in hand, or asked to go."""
 
-from lucius.conformance.book import now
+from lucius.conformance.book import Attempt, now
 from lucius.conformance.cases import Case
-from lucius.conformance.evidence import ADVICE, SLOW_ENOUGH, executed_again, marks
+from lucius.conformance.evidence import ADVICE, IN_FLIGHT, Marks, executed_again, marks
 from lucius.conformance.model import Failed, NotShown
 from lucius.conformance.process import exit_words
 from lucius.conformance.stage import Stage, heard_of, words
@@ -24,10 +24,9 @@ async def killed_mid_step(stage: Stage) -> str:
     expected = f"a RESULT of {words(attempt)}, delivered again after a kill"
     takes = 2 * stage.slow + stage.work
     await stage.must(lambda: attempt.ended_by is not None, expected, lambda: heard_of(attempt), takes)
-    await stage.watch(max(QUIET, attempt.handed_over[-1] + stage.slow + 1 - now()))
+    again_at = await stage.taken_again(attempt)
+    await stage.watch(max(QUIET, again_at + stage.slow + stage.work + 1 - now()))
     said = attempt.results[0].body
-    if len({one.says for one in attempt.results}) > 1:
-        raise Failed("one RESULT", f"{len(attempt.results)} that differ came")
     error = f" {said['error'].get('code')}" if said.get("error") else ""
     return f"one RESULT after the restart: {said['status']}{error}"
 
@@ -53,19 +52,24 @@ async def killed_finished(stage: Stage) -> str:
     said = attempt.results[0]
     if said.body["status"] != "SUCCEEDED":
         raise Failed(expected, f"it said {said.body['status']} {(said.body.get('error') or {}).get('code')}")
-    again = [one for one in attempt.heard[heard:] if one.kind == "heartbeat"]
+    _check_not_done_again(attempt, heard, before)
+    stage.send(attempt)
+    again_at = await stage.taken_again(attempt)
+    await stage.watch(stage.slow + stage.work + IN_FLIGHT)
+    if signs := executed_again(attempt, again_at, before, stage.slow):
+        raise Failed("that the directive is not executed when it comes again", "; ".join(signs))
+    return f"RESULT {said.at - restarted_at:.1f} s after the restart, without working again"
+
+
+def _check_not_done_again(attempt: Attempt, heard: int, before: Marks) -> None:
+    """After the first `heard` callbacks, and beyond the files of `before`."""
+    beats = [said for said in attempt.heard[heard:] if said.kind == "heartbeat"]
     rewritten = [path.name for path, mark in marks(attempt).items() if before.get(path) != mark]
-    if again or rewritten:
-        sign = f"{len(again)} heartbeats came" if again else f"{', '.join(rewritten)} was written again"
+    if beats or rewritten:
+        sign = f"{len(beats)} heartbeats came" if beats else f"{', '.join(rewritten)} was written again"
         raise Failed(
             "that the RESULT comes from the data folder, without another execution", f"after the restart {sign}"
         )
-    stage.send(attempt)
-    await stage.until(lambda: len(attempt.handed_over) > 1, stage.options.patience)
-    await stage.watch(stage.slow * SLOW_ENOUGH)
-    if signs := executed_again(attempt, attempt.handed_over[-1], marks(attempt), stage.slow):
-        raise Failed("that the directive is not executed when it comes again", "; ".join(signs))
-    return f"RESULT {said.at - restarted_at:.1f} s after the restart, without working again"
 
 
 async def graceful_stop(stage: Stage) -> str:
@@ -86,6 +90,13 @@ async def graceful_stop(stage: Stage) -> str:
     took = now() - asked_at
     if code is None:
         raise Failed(f"an end within {within:.0f} s of SIGTERM", "the process still runs")
+    _check_stop(stage, asked_at, attempt, second)
+    if code != 0:
+        raise Failed("exit code 0 after SIGTERM", f"the process {exit_words(code)}")
+    return f"{attempt.results[0].body['status']}, then exit code 0 {took:.1f} s after SIGTERM"
+
+
+def _check_stop(stage: Stage, asked_at: float, attempt: Attempt, second: Attempt) -> None:
     late = [pull for pull in stage.server.pulls if pull.at > asked_at + REACTS_WITHIN]
     if late:
         raise Failed("no pull after SIGTERM", f"{len(late)} came, the first {late[0].at - asked_at:.1f} s later")
@@ -96,9 +107,6 @@ async def graceful_stop(stage: Stage) -> str:
             "that a service which stops takes nothing more, or does it",
             "the poll that was open took a directive and nothing was heard of it; close the connection at SIGTERM",
         )
-    if code != 0:
-        raise Failed("exit code 0 after SIGTERM", f"the process {exit_words(code)}")
-    return f"{attempt.results[0].body['status']}, then exit code 0 {took:.1f} s after SIGTERM"
 
 
 CASES = [

@@ -1,0 +1,33 @@
+"""docs/how-to/conformance.md says what the kit does."""
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+
+from lucius.conformance.cases import all_cases
+from lucius.conformance.faults import FAULTS
+from lucius.conformance.model import DOCS, Outcome, Report
+
+PAGE = (Path(__file__).parents[3] / DOCS).read_text(encoding="utf-8")
+
+
+def test_each_case_has_its_section_in_the_order_of_the_list() -> None:
+    section = PAGE.partition("## The cases")[2].partition("## The report")[0]
+    assert re.findall(r"^### (.+)$", section, re.MULTILINE) == [case.id for case in all_cases()]
+
+
+def test_each_outcome_is_explained() -> None:
+    assert all(f"| `{outcome.words}` |" in PAGE for outcome in Outcome)
+
+
+def test_the_report_shown_is_one() -> None:
+    shown = re.search(r"## The report\n\n```json\n(.+?)```", PAGE, re.DOTALL)
+    assert shown
+    report = msgspec.json.decode(shown[1], type=Report)
+    assert json.loads(shown[1]) == msgspec.to_builtins(report)
+
+
+def test_the_faults_named_exist() -> None:
+    assert set(re.findall(r"--fault ([a-z-]+)", PAGE)) <= set(FAULTS)
