@@ -40,7 +40,7 @@ def test_an_empty_payload_gets_every_default() -> None:
 def test_what_a_client_gives_wins_over_the_defaults_and_extra_members_pass_through() -> None:
     filled = fill("OCR_EMBEDDING_SIS", {"ocr": {"dpi": 72, "engine": {"x": 1}}, "sis": {"prompt_set": ["Who?"]}})
     assert filled["ocr"] == {"language": "en", "dpi": 72, "engine": {"x": 1}}
-    assert filled["embedding"]["model"] == "hash-256"
+    assert filled["embedding"]["model"] == "auto"
     assert filled["sis"]["prompt_set"] == ["Who?"]
     assert list(filled) == ["ocr", "embedding", "sis"]
 

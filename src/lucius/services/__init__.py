@@ -5,9 +5,9 @@ They know the SDK and the message contract, nothing of the control plane.
 
 from collections.abc import Callable
 
-from lucius.services.documents import ServiceSettings, settings_from
 from lucius.services.embedding import embedding
 from lucius.services.ocr import ocr
+from lucius.services.settings import ServiceSettings, settings_from
 from lucius.services.sis import sis
 from lucius.worker import Service
 

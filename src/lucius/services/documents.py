@@ -1,26 +1,24 @@
 """What the three services share: finding the text to work on, and handing the client its result."""
 
 import hashlib
-from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
 
-from lucius.services.text import NotText, text_of
+from lucius.services.pages import PageSpan, spans_of
+from lucius.services.reading import text_layer
+from lucius.services.settings import ServiceSettings
+from lucius.services.text import NotText, plain_text
 from lucius.worker import NonRetryable, StepContext, StepFailure
 
 MADE_UP_FOR = frozenset({"INPUT_NOT_FOUND", "UNSUPPORTED_REF"})
 
 
-class ServiceSettings(Struct, frozen=True, kw_only=True):
-    """What a shipped service is told, beside what every service process is."""
+class Text(Struct, frozen=True):
+    """A document's text, and its pages if they are known."""
 
-    demo_inputs: bool = False
-    """Refs that lead nowhere stand for a made-up document, so that anyone can try any ref."""
-
-
-def settings_from(environ: Mapping[str, str]) -> ServiceSettings:
-    return ServiceSettings(demo_inputs=environ.get("LUCIUS_DEMO_INPUTS") == "1")
+    text: str
+    pages: list[PageSpan]
 
 
 class Documents:
@@ -39,10 +37,15 @@ class Documents:
                 return made_up_document(ref).encode()
             raise
 
-    def read_text(self, ctx: StepContext) -> str:
+    def read_text(self, ctx: StepContext) -> Text:
         """The text an earlier step left, else the text of the client's document."""
         ref = artifact(ctx, "ocr", ".txt")
-        return decode(ctx.files.read(ref) if ref else self.read_input(ctx))
+        if ref is None:
+            return text_in(self.read_input(ctx))
+        pages_ref = f"{ref.rpartition('/')[0]}/pages.json"
+        left = any(pages_ref in found.artifact_refs for found in ctx.inputs.values())
+        text = plain_text(ctx.files.read(ref))
+        return Text(text, spans_of(text, ctx.files.read(pages_ref) if left else None))
 
     def hand_over(self, ctx: StepContext, name: str, data: bytes) -> dict[str, str]:
         """On the job's last step, write what the client wants to where it wants it."""
@@ -66,15 +69,13 @@ def artifact(ctx: StepContext, step_id: str, suffix: str) -> str | None:
     return None
 
 
-def decode(data: bytes) -> str:
+def text_in(data: bytes) -> Text:
+    """The text of a client's document, as far as it is there as text."""
     try:
-        return "\f".join(text_of(data))
+        text = text_layer(data)
     except NotText as error:
-        raise NonRetryable("UNSUPPORTED_INPUT", str(error)) from error
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+        raise NonRetryable(error.code, str(error)) from error
+    return Text(text, spans_of(text))
 
 
 _SUBJECTS = ("The supplier", "The customer", "The auditor", "The committee", "The carrier", "The insurer")

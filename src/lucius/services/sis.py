@@ -1,130 +1,146 @@
-"""SIS: answers each prompt of a prompt set with the document's own sentences, as `result.json`."""
+"""SIS: answers each prompt of a prompt set about the document, as `result.json`.
 
-from typing import Literal
+With the document's own sentences; or, where an endpoint is configured, in the words of a chat model that is given the
+parts of the document which retrieval found.
+"""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import aiohttp
 import msgspec
 
 from lucius import __version__
-from lucius.contract import Directive
-from lucius.services.documents import Documents, ServiceSettings, artifact, decode
-from lucius.services.embedding import vectors_of
-from lucius.services.vectors import Chunk, Chunking, Vectors, cosine, embed, sentences
+from lucius.services.answers import Answer, Prompts, Reader, source_of
+from lucius.services.chat import Chat
+from lucius.services.documents import Documents, Text, artifact, text_in
+from lucius.services.models import Models
+from lucius.services.retrieval import Index
+from lucius.services.settings import ChatSettings, ServiceSettings
+from lucius.services.vectors import Chunking, Vectors, embed_document, read_vectors
 from lucius.worker import NonRetryable, Service, StepContext, StepResult
 
 MAX_PROMPTS = 1000
-
-
-class Prompts(msgspec.Struct, frozen=True):
-    prompt_set: list[str]
-    top_k: int = 3
-    max_sentences: int = 2
-    max_tokens: int = 1024
-    output_format: Literal["json", "text"] = "json"
-
-
-class Source(msgspec.Struct, frozen=True):
-    chunk: int
-    start: int
-    end: int
-    score: float
-
-
-class Answer(msgspec.Struct, frozen=True):
-    prompt: str
-    answer: str
-    score: float
-    sources: list[Source]
+AT_ONCE = 4
+"""Questions to a chat endpoint. Those of a batch are all waited for, so that no answer that was paid for is lost."""
+SILENCE = "(no answer in the document)"
 
 
 def sis(settings: ServiceSettings) -> Service:
     service = Service("sis", version=__version__)
-    documents = Documents(settings)
+    work = Answering(settings)
+    service.startup(work.models.load)
+    chat = settings.chat
 
-    @service.step("SIS", params=Prompts)
-    def answer_all(ctx: StepContext, prompts: Prompts) -> StepResult:
-        if not 1 <= len(prompts.prompt_set) <= MAX_PROMPTS or min(_bounds(prompts)) < 1:
-            raise NonRetryable(
-                "INVALID_PAYLOAD", f"1 to {MAX_PROMPTS} prompts; top_k, max_sentences, max_tokens at least 1"
-            )
-        vectors = _vectors(ctx, documents)
-        answers: list[Answer] = []
-        for number, prompt in enumerate(prompts.prompt_set, start=1):
-            ctx.raise_if_stopping()
-            answers.append(answer(prompt, vectors, prompts))
-            ctx.progress(number / len(prompts.prompt_set))
-        data = msgspec.json.encode(_document(ctx.directive, vectors, answers))
-        ref = ctx.files.write("result.json", data)
-        if prompts.output_format == "text":
-            handed_over = documents.hand_over(ctx, "result.txt", _plain(answers))
-        else:
-            handed_over = documents.hand_over(ctx, "result.json", data)
-        answered = sum(1 for found in answers if found.answer)
-        return StepResult({"prompts": len(answers), "answered": answered, "sha256": ref.sha256, **handed_over}, [ref])
+    if chat is None:
+
+        @service.step("SIS", params=Prompts)
+        def answer_with_sentences(ctx: StepContext, prompts: Prompts) -> StepResult:
+            check(prompts)
+            vectors, index = work.index(ctx)
+            reader = Reader(vectors, index)
+            answers: list[Answer] = []
+            for number, prompt in enumerate(prompts.prompt_set):
+                ctx.raise_if_stopping()
+                ctx.progress(number / len(prompts.prompt_set))
+                answers.append(reader.answer(prompt, prompts))
+            return work.leave(ctx, prompts, vectors, answers, {"method": "extractive", "ranked_by": index.model.name})
+
+    else:
+
+        @service.step("SIS", params=Prompts)
+        async def answer_with_a_model(ctx: StepContext, prompts: Prompts) -> StepResult:
+            check(prompts)
+            vectors, index = await asyncio.to_thread(work.index, ctx)
+            answers = await by_chat(ctx, chat, prompts, index)
+            how = {"method": "chat", "chat_model": chat.model, "ranked_by": index.model.name}
+            return await asyncio.to_thread(work.leave, ctx, prompts, vectors, answers, how)
 
     return service
 
 
-def _vectors(ctx: StepContext, documents: Documents) -> Vectors:
-    """What EMBEDDING left; else made here from text, or read from a client's own vectors.json."""
-    ref = artifact(ctx, "embedding", "vectors.json")
-    if ref is not None:
-        return _read_vectors(ctx.files.read(ref))
-    if artifact(ctx, "ocr", ".txt") is None:
-        data = documents.read_input(ctx)
+class Answering:
+    """What both ways of answering share: the document's vectors before, its result after."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._documents = Documents(settings)
+        self.models = Models(settings.embedding_model, settings.threads)
+
+    def index(self, ctx: StepContext) -> tuple[Vectors, Index]:
+        vectors = self._vectors(ctx)
+        ctx.raise_if_stopping()
+        return vectors, Index(vectors, self.models)
+
+    def leave(
+        self, ctx: StepContext, prompts: Prompts, vectors: Vectors, answers: list[Answer], how: dict[str, str]
+    ) -> StepResult:
+        directive = ctx.directive
+        about = {"jobId": directive.jobId, "doc_id": directive.doc_id, "input_ref": directive.input_ref}
+        data = msgspec.json.encode({**about, "model": vectors.model, **how, "answers": answers})
+        ref = ctx.files.write("result.json", data)
+        if prompts.output_format == "text":
+            handed_over = self._documents.hand_over(ctx, "result.txt", _plain(answers))
+        else:
+            handed_over = self._documents.hand_over(ctx, "result.json", data)
+        answered = sum(1 for found in answers if found.answer)
+        return StepResult({"prompts": len(answers), "answered": answered, "sha256": ref.sha256, **handed_over}, [ref])
+
+    def _vectors(self, ctx: StepContext) -> Vectors:
+        """What EMBEDDING left; else made here from text, or read from a client's own vectors.json."""
+        ref = artifact(ctx, "embedding", "vectors.json")
+        if ref is not None:
+            return read_vectors(ctx.files.read(ref))
+        if artifact(ctx, "ocr", ".txt") is not None:
+            return self._embedded(ctx, self._documents.read_text(ctx))
+        data = self._documents.read_input(ctx)
         if data.lstrip()[:1] == b"{" and b'"chunks"' in data:
-            return _read_vectors(data)
-        text = decode(data)
-    else:
-        text = documents.read_text(ctx)
-    return vectors_of(text, Chunking())
+            return read_vectors(data)
+        return self._embedded(ctx, text_in(data))
+
+    def _embedded(self, ctx: StepContext, document: Text) -> Vectors:
+        model = self.models.chosen(None, None)
+        return embed_document(document, Chunking(), model, lambda done: ctx.raise_if_stopping())
 
 
-def answer(prompt: str, vectors: Vectors, prompts: Prompts) -> Answer:
-    """The best sentences of the best chunks, in the order of the document."""
-    wanted = embed(prompt, vectors.dimensions)
-    ranked = sorted(((cosine(wanted, chunk.vector), chunk) for chunk in vectors.chunks), key=_best_first)
-    best = [(score, chunk) for score, chunk in ranked[: prompts.top_k] if score > 0]
-    candidates: dict[str, float] = {}
-    for _, chunk in sorted(best, key=lambda scored: scored[1].index):
-        for sentence in sentences(chunk.text):
-            candidates.setdefault(sentence, cosine(wanted, embed(sentence, vectors.dimensions)))
-    top = set(sorted(candidates, key=lambda sentence: -candidates[sentence])[: prompts.max_sentences])
-    said = " ".join(sentence for sentence in candidates if sentence in top and candidates[sentence] > 0)
-    return Answer(
-        prompt=prompt,
-        answer=" ".join(said.split()[: prompts.max_tokens]),
-        score=round(best[0][0], 6) if best else 0.0,
-        sources=[Source(chunk.index, chunk.start, chunk.end, round(score, 6)) for score, chunk in best],
-    )
+async def by_chat(ctx: StepContext, settings: ChatSettings, prompts: Prompts, index: Index) -> list[Answer]:
+    answers: list[Answer] = []
+    async with aiohttp.ClientSession() as session:
+        chat = Chat(settings, session, ctx)
+
+        async def ask(prompt: str) -> Answer:
+            query = await asyncio.to_thread(index.query, prompt)
+            found = index.nearest(query, prompts.top_k)
+            said = await chat.answer(prompt, [chunk for _, chunk in found], prompts.max_tokens)
+            sources = [source_of(chunk, score, chunk.page) for score, chunk in found]
+            return Answer(prompt, said, sources[0].score if sources else 0.0, sources if said else [])
+
+        for start in range(0, len(prompts.prompt_set), AT_ONCE):
+            ctx.raise_if_stopping()
+            ctx.progress(start / len(prompts.prompt_set))
+            answers += await _all(ask, prompts.prompt_set[start : start + AT_ONCE])
+    return answers
 
 
-def _bounds(prompts: Prompts) -> tuple[int, int, int]:
-    return prompts.top_k, prompts.max_sentences, prompts.max_tokens
+async def _all(ask: Callable[[str], Awaitable[Answer]], prompts: list[str]) -> list[Answer]:
+    """The answers to all, or the first failure, once every one has ended."""
+    outcomes = await asyncio.gather(*(ask(prompt) for prompt in prompts), return_exceptions=True)
+    answers: list[Answer] = []
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        answers.append(outcome)
+    return answers
+
+
+def check(prompts: Prompts) -> None:
+    """The orchestrator checks payloads against a schema too; a service does not rely on it."""
+    least = min(prompts.top_k, prompts.max_sentences, prompts.max_tokens)
+    if not 1 <= len(prompts.prompt_set) <= MAX_PROMPTS or least < 1:
+        told = f"1 to {MAX_PROMPTS} prompts; top_k, max_sentences, max_tokens at least 1"
+        raise NonRetryable("INVALID_PAYLOAD", told)
+    if prompts.min_score is not None and not 0 <= prompts.min_score <= 1:
+        raise NonRetryable("INVALID_PAYLOAD", "min_score must be 0 to 1")
 
 
 def _plain(answers: list[Answer]) -> bytes:
-    return "\n\n".join(f"{found.prompt}\n{found.answer}" for found in answers).encode()
-
-
-def _best_first(scored: tuple[float, Chunk]) -> tuple[float, int]:
-    return -scored[0], scored[1].index
-
-
-def _read_vectors(data: bytes) -> Vectors:
-    try:
-        vectors = msgspec.json.decode(data, type=Vectors)
-    except msgspec.DecodeError as error:
-        raise NonRetryable("UNSUPPORTED_INPUT", f"not a vectors.json: {error}") from error
-    if any(len(chunk.vector) != vectors.dimensions for chunk in vectors.chunks):
-        raise NonRetryable("UNSUPPORTED_INPUT", "a vectors.json whose vectors differ in length from its dimensions")
-    return vectors
-
-
-def _document(directive: Directive, vectors: Vectors, answers: list[Answer]) -> dict[str, object]:
-    return {
-        "jobId": directive.jobId,
-        "doc_id": directive.doc_id,
-        "input_ref": directive.input_ref,
-        "model": vectors.model,
-        "answers": answers,
-    }
+    return "\n\n".join(f"{found.prompt}\n{found.answer or SILENCE}" for found in answers).encode()

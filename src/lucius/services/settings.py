@@ -1,0 +1,90 @@
+"""What a shipped service is told, beside what every service process is. Read once, from the environment."""
+
+import os
+from collections.abc import Mapping
+from typing import Literal
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from lucius.worker.settings import BadSetting
+
+AUTO = "auto"
+MOST_THREADS = 64
+MOST_SECONDS = 3600.0
+
+
+class ChatSettings(Struct, frozen=True, kw_only=True):
+    """An OpenAI-compatible endpoint that words the answers."""
+
+    base_url: str
+    model: str
+    api_key: str = ""
+    timeout_seconds: float = 120.0
+
+    def __repr__(self) -> str:
+        """Without the key: settings end up in logs."""
+        return f"ChatSettings(base_url={self.base_url!r}, model={self.model!r})"
+
+
+class ServiceSettings(Struct, frozen=True, kw_only=True):
+    demo_inputs: bool = False
+    """Refs that lead nowhere stand for a made-up document, so that anyone can try any ref."""
+    ocr_engine: Literal["auto", "off"] = "auto"
+    """`auto`: the engine of the `ocr` extra, if it is installed."""
+    embedding_model: str = AUTO
+    """For steps that name none. `auto`: the sentence encoder if it is installed, else `hash`."""
+    threads: int = 1
+    """Threads of a model's computation."""
+    chat: ChatSettings | None = None
+    """None: answers are sentences of the document."""
+
+
+def settings_from(environ: Mapping[str, str]) -> ServiceSettings:
+    """Raises BadSetting."""
+    engine = environ.get("LUCIUS_OCR_ENGINE") or AUTO
+    if engine not in ("auto", "off"):
+        raise BadSetting(f"LUCIUS_OCR_ENGINE must be auto or off, not {engine!r}")
+    return ServiceSettings(
+        demo_inputs=environ.get("LUCIUS_DEMO_INPUTS") == "1",
+        ocr_engine="off" if engine == "off" else "auto",
+        embedding_model=environ.get("LUCIUS_EMBEDDING_MODEL") or AUTO,
+        threads=int(_number(environ, "LUCIUS_MODEL_THREADS", default_threads(), 1, MOST_THREADS)),
+        chat=_chat_from(environ),
+    )
+
+
+def default_threads() -> int:
+    """Two at most: what a service gets done at once is a matter of its concurrency."""
+    return min(2, os.cpu_count() or 1)
+
+
+def _chat_from(environ: Mapping[str, str]) -> ChatSettings | None:
+    base_url = environ.get("LUCIUS_SIS_BASE_URL", "").rstrip("/")
+    if not base_url:
+        return None
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+        raise BadSetting("LUCIUS_SIS_BASE_URL must be http(s)://host[:port]/path, without credentials or a query")
+    model = environ.get("LUCIUS_SIS_MODEL", "")
+    if not model:
+        raise BadSetting("LUCIUS_SIS_BASE_URL needs LUCIUS_SIS_MODEL: the name of the model there")
+    return ChatSettings(
+        base_url=base_url,
+        model=model,
+        api_key=environ.get("LUCIUS_SIS_API_KEY", "").strip(),
+        timeout_seconds=_number(environ, "LUCIUS_SIS_TIMEOUT", 120.0, 1, MOST_SECONDS),
+    )
+
+
+def _number(environ: Mapping[str, str], name: str, default: float, least: float, most: float) -> float:
+    text = environ.get(name)
+    if not text:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not least <= number <= most:
+        raise BadSetting(f"{name} must be a number from {least} to {most}, not {text!r}")
+    return number
