@@ -19,7 +19,7 @@ from lucius.worker.context import StepContext, StepResult
 from lucius.worker.failure import FailureClass, Mapped, NonRetryable
 
 ANY_STEP = ""
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 RunIn = Literal["loop", "thread", "process"]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -40,7 +40,7 @@ class Service:
 
     def __init__(self, name: str, *, version: str = "") -> None:
         if not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not a service name: lower-case letters, digits, '.', '_' and '-'")
+            raise ValueError(f"{name!r} is not a service name: 1 to 64 lower-case letters, digits, '_' and '-'")
         self.name = name
         self.version = version
         self.errors: dict[type[BaseException], Mapped] = {}

@@ -175,7 +175,7 @@ def test_a_mistake_is_said_where_it_is_written(mistake: Callable[[Service], obje
         mistake(Service("ocr"))
 
 
-@pytest.mark.parametrize("name", ["", "OCR", "a b", "-a", "a/b", "a" * 129])
+@pytest.mark.parametrize("name", ["", "a.b", "a" * 65, "OCR", "a b", "-a", "a/b", "a" * 129])
 def test_a_name_that_is_no_service_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is not a service name"):
         Service(name)
