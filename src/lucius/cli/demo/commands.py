@@ -1,5 +1,6 @@
-"""What the demo submits: small real documents of several tenants, in both modes."""
+"""What the demo submits: small real documents of several tenants, in both modes, and a contract that is a PDF."""
 
+from importlib.resources import files
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -8,12 +9,31 @@ from msgspec import Struct
 
 TENANTS = ("acme", "globex", "initech")
 REVIEW_TENANT = "umbrella"
+CONTRACT_TENANT = "halden"
 PROMPTS = ["What must the supplier deliver, and when?", "Who pays, and how much?", "What if it is late?"]
 
 _KINDS = ("contract", "invoice", "claim", "tender")
 _GOODS = ("four hydraulic presses", "nine hundred desk lamps", "the annual audit", "two tonnes of copper wire")
 _TERMS = ("within thirty days", "before the end of the quarter", "on the first Monday of March", "without delay")
 _PLACES = ("Hamburg", "Lyon", "Gdansk", "Porto", "Turin")
+
+
+class Question(Struct, frozen=True):
+    """What is asked about the contract, and what a right answer has in it."""
+
+    prompt: str
+    contains: str
+    scanned: bool = False
+    """The answer is on a page that is an image: it takes an OCR engine to read it."""
+
+
+QUESTIONS = [
+    Question("What does one pump cost?", "1,240 euros"),
+    Question("When does this agreement enter into force?", "1 March 2026"),
+    Question("Within how many days are invoices payable?", "forty-five days"),
+    Question("What penalty does the Supplier pay for late delivery?", "0.5 percent"),
+    Question("Who inspected the pumps?", "Ingrid Solberg", scanned=True),
+]
 
 
 class Document(Struct, frozen=True):
@@ -30,7 +50,17 @@ class Document(Struct, frozen=True):
 
 def documents(folder: Path, count: int, rng: Random) -> list[Document]:
     """Write `count` documents below `folder`, and say what to do with each."""
-    return [_document(folder, number, rng) for number in range(count)]
+    return [contract(folder), *(_document(folder, number, rng) for number in range(1, count))]
+
+
+def contract(folder: Path) -> Document:
+    """Four pages, one of them a scan."""
+    source = folder / "in" / CONTRACT_TENANT / "contract.pdf"
+    data = (files("lucius.services") / "sample" / "contract.pdf").read_bytes()
+    payload = {"sis": {"prompt_set": [question.prompt for question in QUESTIONS], "max_sentences": 1}}
+    return Document(
+        CONTRACT_TENANT, "contract.pdf", _command(source, "contract.pdf", "OCR_EMBEDDING_SIS", payload, data)
+    )
 
 
 def _document(folder: Path, number: int, rng: Random) -> Document:
@@ -38,7 +68,8 @@ def _document(folder: Path, number: int, rng: Random) -> Document:
     name = f"{rng.choice(_KINDS)}-{number:03}"
     request_type = _request_type(number)
     payload = {"sis": {"prompt_set": PROMPTS}} if request_type.endswith("SIS") else {}
-    command = _command(folder, tenant, name, request_type, payload, _text(tenant, name, rng))
+    source = folder / "in" / tenant / f"{name}.txt"
+    command = _command(source, name, request_type, payload, _text(tenant, name, rng).encode())
     if number % 2:
         command |= {"mode": "BURST", "doc_id": name}
     return Document(tenant, name, command)
@@ -50,19 +81,20 @@ def _request_type(number: int) -> str:
 
 
 def review(folder: Path, name: str) -> Document:
-    text = f"Memo {name}. Please read and approve it.\n"
+    source = folder / "in" / REVIEW_TENANT / f"{name}.txt"
     payload = {"review": {"question": "May we sign this?"}}
-    command = _command(folder, REVIEW_TENANT, name, "DEMO_REVIEW", payload, text)
+    data = f"Memo {name}. Please read and approve it.\n".encode()
+    command = _command(source, name, "DEMO_REVIEW", payload, data)
     return Document(REVIEW_TENANT, name, command)
 
 
-def _command(
-    folder: Path, tenant: str, name: str, request_type: str, payload: dict[str, Any], text: str
-) -> dict[str, Any]:
-    source, target = folder / "in" / tenant / f"{name}.txt", folder / "out" / tenant / f"{name}.out"
-    source.parent.mkdir(parents=True, exist_ok=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    source.write_text(text)
+def _command(source: Path, name: str, request_type: str, payload: dict[str, Any], data: bytes) -> dict[str, Any]:
+    """Write the document to `<folder>/in/<tenant>/…`; what comes of it goes to `<folder>/out/<tenant>/…`."""
+    tenant = source.parent.name
+    target = source.parents[2] / "out" / tenant / f"{source.stem}.out"
+    for path in (source, target):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    source.write_bytes(data)
     return {
         "tenant_id": tenant,
         "request_type": request_type,

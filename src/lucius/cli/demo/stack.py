@@ -23,13 +23,18 @@ PORTS = range(20_000, 32_000)
 # As in production, only sooner: a person watches.
 SHORTENED = {
     "LUCIUS_ACK_TIMEOUT": "1.5",
-    "LUCIUS_LEASE": "2",
+    "LUCIUS_LEASE": "3",
     "LUCIUS_BACKOFF_SCALE": "0.01",
     "LUCIUS_SWEEP_INTERVAL": "0.05",
     "LUCIUS_RELOAD_INTERVAL": "0.2",
     "LUCIUS_MAX_ATTEMPTS": "5",  # a slow machine may lose some of such short leases
     "LUCIUS_SERVICE_DELAY": "0.4",
+    "LUCIUS_MODEL_THREADS": "1",
 }
+
+
+# How documents are read may be told; all else would change the story.
+KEPT = ("LUCIUS_OCR_ENGINE", "LUCIUS_EMBEDDING_MODEL")
 
 
 class Stack:
@@ -42,7 +47,7 @@ class Stack:
         self.children: dict[str, Child] = {}
         self._logs = ExitStack()
         self._env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("LUCIUS_")},
+            **{name: value for name, value in os.environ.items() if name in KEPT or not name.startswith("LUCIUS_")},
             **SHORTENED,
             "LUCIUS_DEV_API_KEY": self.to.api_key,
             "LUCIUS_API_KEY": self.to.api_key,

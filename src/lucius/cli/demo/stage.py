@@ -29,7 +29,8 @@ class Hit(NamedTuple):
 
 
 class Stage:
-    def __init__(self, stack: Stack, client: Client, scene: Scene) -> None:
+    def __init__(self, stack: Stack, client: Client, scene: Scene, contract: Document) -> None:
+        self.contract = contract
         self.stack = stack
         self.client = client
         self.scene = scene

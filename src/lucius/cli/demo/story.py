@@ -50,11 +50,12 @@ async def tell_story(count: int, seed: int, *, as_json: bool, keep: bool) -> Non
 async def _perform(stack: Stack, console: Console, count: int, seed: int) -> Verdict:
     scene = Scene(console, lambda: [(name, stack.alive(name)) for name in (CONTROL_PLANE, *SERVICES)])
     async with Client(stack.to) as client:
-        stage = Stage(stack, client, scene)
+        wanted = documents(stack.folder, count, Random(seed))
+        stage = Stage(stack, client, scene, contract=wanted[0])
         looking = asyncio.create_task(_look(stage))
         try:
             with scene.running():
-                await _play(stage, documents(stack.folder, count, Random(seed)))
+                await _play(stage, wanted)
             return await judge(stage, seed)
         finally:
             looking.cancel()

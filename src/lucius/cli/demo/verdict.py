@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lucius.cli.client import Client
+from lucius.cli.demo.answers import Found, answers_in, reads_scans, show_answers
 from lucius.cli.demo.stack import CONTROL_PLANE
 from lucius.cli.demo.stage import Harm, Stage
 from lucius.contract import EventView, JobSummary, StepWithAttempts
@@ -35,6 +36,7 @@ class Verdict(Struct, kw_only=True):
     leases_expired: int = 0
     outputs_present: int = 0
     restarts_survived: list[str] = field(default_factory=list)
+    answers: list[Found] = field(default_factory=list)
     checks: dict[str, bool] = field(default_factory=dict)
     ok: bool = False
 
@@ -57,6 +59,7 @@ async def judge(stage: Stage, seed: int) -> Verdict:
     for job_id in jobs:
         await _add_job(verdict, stage.client, job_id)
     verdict.outputs_present = sum(_has_output(document.command["output_ref"]) for document in stage.accepted.values())
+    verdict.answers = answers_in(stage.contract)
     verdict.checks = _checks(verdict) | await _effects(stage)
     verdict.ok = all(verdict.checks.values())
     return verdict
@@ -101,6 +104,7 @@ def _checks(verdict: Verdict) -> dict[str, bool]:
         "no_result_applied_twice": verdict.results_applied_twice == 0,
         "repeats_recognised": verdict.submissions_repeated > 0,
         "control_plane_came_back": CONTROL_PLANE in verdict.restarts_survived,
+        "contract_read": all(answer.right for answer in verdict.answers if not answer.scanned or reads_scans()),
     }
 
 
@@ -147,10 +151,12 @@ def show(verdict: Verdict, console: Console) -> None:
         made.add_row(name, str(number), meaning)
     console.print()
     console.print(made)
-    console.print()
     for check, passed in verdict.checks.items():
         if not passed:
             console.print(Text(f"✗ not so: {check.replace('_', ' ')}", style="red"))
+    console.print()
+    show_answers(verdict.answers, console)
+    console.print()
     console.print(_last_line(verdict), soft_wrap=True)
 
 
