@@ -1,8 +1,9 @@
 """`lucius conformance`: does a platform service keep the contract? The kit plays, this shows."""
 
 import asyncio
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,14 +99,24 @@ def _judge(cases: "list[Case]", options: "Options", as_json: bool, file: Path | 
     from lucius.conformance.model import Misuse  # noqa: PLC0415 - nothing else needs the kit
     from lucius.conformance.run import run  # noqa: PLC0415
 
+    async def play(progress: _Progress) -> "Report":
+        task = asyncio.current_task()
+        assert task is not None
+        with suppress(NotImplementedError):  # Windows
+            # As Ctrl-C: a cancelled pipeline must not leave services behind.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await run(options, cases, on_begin=progress.began, on_end=progress.ended)
+
     def work() -> "Report":
         if file is not None:
             _writable(file)
         with _progress(render.err(), len(cases)) as progress:
             try:
-                return asyncio.run(run(options, cases, on_begin=progress.began, on_end=progress.ended))
+                return asyncio.run(play(progress))
             except Misuse as misuse:
                 raise Misused(str(misuse)) from None
+            except asyncio.CancelledError:
+                raise KeyboardInterrupt from None
 
     report = guarded(work)
     if file is not None:
@@ -140,11 +151,11 @@ class _Progress:
         self._done = 0
 
     def began(self, case_id: str) -> None:
-        self._playing.append(case_id)
+        self._playing = [name for name in self._playing if name != "rehearsal"] + [case_id]
         self._tell()
 
     def ended(self, report: "CaseReport") -> None:
-        self._playing = [name for name in self._playing if name not in (report.id, "rehearsal")]
+        self._playing = [name for name in self._playing if name != report.id]
         self._done += 1
         if self._status is None:
             self._console.print(f"{report.outcome.words} {report.id} ({report.seconds:.1f} s)", soft_wrap=True)
@@ -186,7 +197,6 @@ def _show(console: Console, report: "Report") -> None:
 def _show_trouble(console: Console, case: "CaseReport", with_log: bool) -> None:
     console.print()
     console.print(Text.assemble((case.id, "bold"), f": {case.title}"), soft_wrap=True)
-    console.print(f"  {case.seen}", soft_wrap=True)
     console.print(Text(f"  read {case.read}", style="dim"), soft_wrap=True)
     if with_log and case.log_tail:
         console.print(Text("  the service's last lines:", style="dim"))

@@ -27,10 +27,8 @@ class Feed(Protocol):
     url: str
     """LUCIUS_BUS_URL of the service."""
 
-    def send(self, parcel: Parcel) -> None: ...
-
-    def waiting(self) -> int:
-        """How much has not been handed over."""
+    def send(self, parcel: Parcel) -> None:
+        """On its way; the book is told when it has been handed over."""
 
 
 class LocalFeed:
@@ -48,6 +46,7 @@ class LocalFeed:
         self._arrived.set()
 
     def waiting(self) -> int:
+        """How much has not been handed over."""
         return len(self._queue)
 
     async def arrival(self, seconds: float) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from lucius.conformance import process
 from lucius.conformance.book import Attempt, Book, now
 from lucius.conformance.directives import Maker
-from lucius.conformance.feed import LocalFeed, Parcel
+from lucius.conformance.feed import Feed, LocalFeed, Parcel
 from lucius.conformance.model import Failed, NotShown, Options, Pace
 from lucius.conformance.process import ServiceProcess, exit_words
 from lucius.conformance.server import Orchestrator
@@ -40,8 +40,9 @@ class Stage:
         self._news = asyncio.Event()
         self._key = secrets.token_urlsafe(24)
         self.book = Book(self._news.set)
-        self.feed = LocalFeed(self.book.handed_over)
-        self.server = Orchestrator(self.book, self.feed, self._key, self._news.set)
+        local = LocalFeed(self.book.handed_over)
+        self.feed: Feed = local
+        self.server = Orchestrator(self.book, local, self._key, self._news.set)
         self.server.service = options.service or (pace.service if pace else None)
         self.process: ServiceProcess | None = None
         self.may_end = False
@@ -226,8 +227,9 @@ class Stage:
             more = f" ({len(faults)} of this kind)" if len(faults) > 1 else ""
             raise Failed("callbacks that fit the contract and carry their own attempt's token", f"{faults[0]}{more}")
         for attempt in self.book.attempts.values():
-            if len({said.says for said in attempt.results}) > 1 and not attempt.disowned:
-                told = " and then ".join(f"{said.body.get('status')}" for said in attempt.results[:3])
+            results = attempt.results
+            if len(results) > 1 and not attempt.disowned and len({said.says for said in results}) > 1:
+                told = " and then ".join(f"{said.body.get('status')}" for said in results[:3])
                 raise Failed(
                     f"one RESULT of {words(attempt)}, if need be repeated word by word",
                     f"RESULTs that differ came: {told}",

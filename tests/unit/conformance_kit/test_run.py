@@ -97,7 +97,7 @@ async def test_nothing_of_a_service_outlives_its_case(tmp_path: Path) -> None:
 
 async def test_what_the_author_has_exported_does_not_reach_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LUCIUS_SERVICE_DELAY", "60")
-    assert (await played(RIGHT, "bad-payload")).seconds < 10
+    assert (await played(RIGHT, "result")).outcome is Outcome.PASS
 
 
 async def test_a_kept_folder_holds_log_files_and_requests_and_is_not_used_twice(tmp_path: Path) -> None:
