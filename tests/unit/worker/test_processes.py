@@ -1,0 +1,420 @@
+"""Steps in processes of their own: whatever happens there, one RESULT comes of it, and nothing is left behind."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lucius.worker import Service, StepContext, StepResult, StopReason
+from lucius.worker.context import LocalLine
+from lucius.worker.execution import Executor
+from lucius.worker.processes import Processes
+from lucius.worker.testing import run_step
+from lucius.worker.threads import Threads
+from lucius.worker.timing import Timing
+from lucius.worker.workspace import Places
+from tests.unit.worker import step_functions
+from tests.unit.worker.bench import Bench
+from tests.unit.worker.support import API_KEY, FakeOrchestrator, directive, until
+
+REPO = Path(__file__).parents[3]
+LOST = {"status": 409, "disposition": "STALE"}
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+class Steps:
+    """One executor for a test's attempts, so that they share its processes as a service's do."""
+
+    def __init__(self) -> None:
+        self.folder = Path("/nowhere")
+        self.executor = Executor(step_functions.in_processes(), Places(), Timing(), lambda: None)
+
+    async def run(self, step_type: str, line: LocalLine | None = None, **payload: Any) -> dict[str, Any]:
+        work = directive(step_type=step_type, payload=payload, workspace_ref=f"file://{self.folder}/workspace")
+        async with asyncio.timeout(30):
+            said: dict[str, Any] = json.loads(await self.executor.execute(work, line or LocalLine()))
+        return said
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Steps]:
+    """Its processes serve one test after the other: starting one takes longer than all that is done in it."""
+    steps = Steps()
+    yield steps
+    steps.executor.close()
+    assert children() == set(), "no process is left, and no zombie"
+
+
+@pytest.fixture
+def steps(kept: Steps, tmp_path: Path) -> Steps:
+    kept.folder = tmp_path
+    return kept
+
+
+def children() -> set[int]:
+    """Of ours; the one that watches over shared memory stays."""
+    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    pids = {int(pid) for listing in found for pid in listing.read_text().split()}
+    return {pid for pid in pids if "resource_tracker" not in command_of(pid)}
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except FileNotFoundError:
+        return "resource_tracker"  # gone meanwhile
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def seen(condition: Callable[[], Any]) -> Any:
+    """What it answers, once that is something. Leaves the processor to those that are waited for."""
+    async with asyncio.timeout(30):
+        while not (found := condition()):  # noqa: ASYNC110 - of another process, which sets no event of ours
+            await asyncio.sleep(0.005)
+    return found
+
+
+async def written(path: Path) -> str:
+    """What a step writes to say that it has got so far."""
+    return str(await seen(lambda: path.exists() and path.read_text()))
+
+
+async def test_a_process_is_kept_for_the_next_attempt(steps: Steps) -> None:
+    first = await steps.run("DOUBLE", number=21)
+    again = await steps.run("DOUBLE", number=1)
+    assert (first["result"]["doubled"], again["result"]["doubled"]) == (42, 2)
+    assert first["result"]["pid"] == again["result"]["pid"] != os.getpid()
+    assert first["result"]["pid"] in children()
+
+
+async def test_attempts_side_by_side_have_a_process_each(steps: Steps) -> None:
+    both = await asyncio.gather(steps.run("leave_a_thread"), steps.run("leave_a_thread"))
+    assert len({said["result"]["pid"] for said in both}) == 2
+
+
+async def test_a_payload_that_does_not_fit_fails_for_good_there_too(steps: Steps) -> None:
+    said = await steps.run("DOUBLE", number="x")
+    assert (said["failure_class"], said["error"]["code"]) == ("NON_RETRYABLE", "INVALID_PAYLOAD")
+
+
+@pytest.mark.parametrize(
+    ("how", "failure_class", "code", "message"),
+    [
+        ("reported", "RATE_LIMITED", "BUSY", "later, [redacted]"),
+        ("mapped", "DEPENDENCY_FAILED", "LIBRARY", "LibraryError: of a library"),
+        ("group", "NON_RETRYABLE", "BAD", "input"),
+        ("not sendable", "RETRYABLE", "UNEXPECTED_ERROR", "CanNotBeSent: can't be sent"),
+        ("exit", "RETRYABLE", "UNEXPECTED_ERROR", "SystemExit: 3"),
+        ("base", "RETRYABLE", "UNEXPECTED_ERROR", "KeyboardInterrupt: "),
+        ("stop iteration", "RETRYABLE", "UNEXPECTED_ERROR", "StopIteration: over"),
+        ("odd text", "RETRYABLE", "UNEXPECTED_ERROR", "ValueError: half a character: ?"),
+    ],
+)
+async def test_every_kind_of_failure_comes_across(
+    steps: Steps, how: str, failure_class: str, code: str, message: str
+) -> None:
+    said = await steps.run("fail", how=how)
+    assert (said["failure_class"], said["error"]["code"], said["error"]["message"]) == (failure_class, code, message)
+    assert said.get("retry_after_seconds") == (30 if how == "reported" else None)
+
+
+@pytest.mark.parametrize("what", ["lock", "itself", "much", "bytes of no text", "dict"])
+async def test_a_result_that_can_not_be_sent_fails_for_good(steps: Steps, what: str) -> None:
+    said = await steps.run("return_odd", what=what)
+    assert (said["failure_class"], said["error"]["code"]) == ("NON_RETRYABLE", "INVALID_OUTPUT")
+    assert (await steps.run("return_odd", what="null"))["status"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("how", ["kill -9", "exit"])
+async def test_a_process_that_dies_costs_its_attempt_only(steps: Steps, tmp_path: Path, how: str) -> None:
+    other = asyncio.create_task(steps.run("leave_a_thread"))
+    died = await steps.run("die", mark=str(tmp_path / "mark"), how=how)
+    assert (died["failure_class"], died["error"]["code"]) == ("TRANSIENT", "PROCESS_DIED")
+    assert (await other)["status"] == "SUCCEEDED"
+    assert (await steps.run("die", mark=str(tmp_path / "mark"), how=how))["result"] == "alive"
+
+
+async def test_a_process_that_died_while_idle_costs_nothing(steps: Steps) -> None:
+    pid = (await steps.run("DOUBLE", number=1))["result"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    await seen(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG))  # with all its threads
+    said = await steps.run("DOUBLE", number=2)
+    assert said["result"]["doubled"] == 4
+
+
+async def test_progress_and_a_cancelled_job_are_seen_across(steps: Steps, tmp_path: Path) -> None:
+    line = LocalLine()
+    running = asyncio.create_task(steps.run("until_told", line, mark=str(tmp_path / "mark")))
+    await written(tmp_path / "mark")
+    assert line.last_progress == 0.5
+    line.stop(StopReason.CANCELLED)
+    said = await running
+    assert said["error"]["code"] == "CANCELLED"
+    assert await written(tmp_path / "mark.told") == "CANCELLED"
+
+
+async def test_what_is_to_be_done_on_stopping_is_done_there_too(steps: Steps, tmp_path: Path) -> None:
+    line = LocalLine()
+    running = asyncio.create_task(steps.run("call_on_stop", line, mark=str(tmp_path / "mark")))
+    await written(tmp_path / "mark")
+    line.stop(StopReason.CANCELLED)
+    assert (await running)["result"] == {"told": True, "stopping": "CANCELLED"}
+
+
+async def test_nothing_of_a_former_attempt_reaches_the_next(steps: Steps, tmp_path: Path) -> None:
+    """Its progress, told by a thread it left behind; and a stop, told to it too late."""
+    former, later = LocalLine(), LocalLine()
+    first = await steps.run("leave_a_thread", former, chatter=True)
+    running = asyncio.create_task(steps.run("until_told", later, mark=str(tmp_path / "mark")))
+    assert int(await written(tmp_path / "mark")) == first["result"]["pid"]
+    former.stop(StopReason.LEASE_LOST)
+    told = later.last_progress, former.last_progress
+    later.stop(StopReason.CANCELLED)
+    assert (await running)["error"]["code"] == "CANCELLED"
+    assert told == (0.5, 0.99)
+    assert await written(tmp_path / "mark.told") == "CANCELLED"
+
+
+async def test_a_cancelled_attempts_process_is_killed_whatever_it_does(steps: Steps, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    running = asyncio.create_task(steps.run("hold_the_interpreter", mark=str(mark), seconds=60))
+    pid = int(await written(mark))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await seen(lambda: not alive(pid))
+    await seen(lambda: steps.executor.stray == 0)
+
+
+async def test_so_is_one_that_is_only_starting(tmp_path: Path) -> None:
+    steps, before = Steps(), children()
+    running = asyncio.create_task(steps.run("deaf", mark=str(tmp_path / "mark")))
+    (pid,) = await seen(lambda: children() - before)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await seen(lambda: not alive(pid))
+    await seen(lambda: steps.executor.stray == 0)
+    assert not (tmp_path / "mark").exists()
+
+
+async def test_a_signal_to_the_whole_group_is_the_parents_to_handle(steps: Steps) -> None:
+    assert (await steps.run("group_signalled"))["result"] == "still here"
+
+
+async def test_what_is_written_there_is_in_the_manifest(steps: Steps, tmp_path: Path) -> None:
+    said = await steps.run("write_files")
+    folder = tmp_path / "workspace/ocr/1"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert sorted(manifest["artifacts"]) == ["result.json", "text/page 1.txt"]
+    assert manifest["artifacts"]["text/page 1.txt"] == {"sha256": said["result"]["sha256"], "size": 3}
+    assert said["artifact_refs"][0] == said["result"]["text"] == f"file://{folder}/text/page%201.txt"
+
+
+async def test_a_failure_there_writes_no_manifest(steps: Steps, tmp_path: Path) -> None:
+    assert (await steps.run("write_files", fail=True))["error"]["code"] == "BAD"
+    assert not (tmp_path / "workspace/ocr/1/manifest.json").exists()
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_guard_may_run_there(tmp_path: Path, done: bool) -> None:
+    service = step_functions.in_processes()
+    outcome = await run_step(service, "nothing", {"done": done}, folder=tmp_path, guard={})
+    assert outcome.result == ("found" if done else None)
+
+
+async def test_lines_logged_there_name_the_job_and_the_trace(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    service = step_functions.in_processes()
+    assert (await run_step(service, "say_something", folder=tmp_path, traceparent=TRACE)).succeeded
+    (line,) = [json.loads(line) for line in capfd.readouterr().err.splitlines() if "from a process" in line]
+    assert (line["jobId"], line["stepId"]) == ("job-1", "say_something")
+    assert (line["trace_id"], line["traceparent"]) == ("4bf92f3577b34da6a3ce929d0e0e4736", TRACE)
+
+
+# What can't start
+
+
+async def test_a_function_that_a_process_can_not_import_is_a_failure_that_says_so(tmp_path: Path) -> None:
+    service = Service("ocr")
+    service.step("X", run_in="process")(_nameless())
+    outcome = await run_step(service, "X", folder=tmp_path)
+    assert outcome.code == "STEP_NOT_IMPORTABLE"
+    assert outcome.message is not None
+    assert "no_such_name" in outcome.message
+
+
+def _nameless() -> Any:
+    def copy(ctx: StepContext) -> StepResult:
+        return StepResult()
+
+    copy.__qualname__ = "no_such_name"
+    return copy
+
+
+async def test_so_is_one_whose_module_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone.py").write_text("def work(ctx): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import gone  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    service = Service("ocr")
+    service.step("X", run_in="process")(gone.work)
+    (tmp_path / "gone.py").unlink()
+    outcome = await run_step(service, "X", folder=tmp_path)
+    assert (outcome.failure_class, outcome.code) == ("RETRYABLE", "STEP_NOT_IMPORTABLE")
+    assert outcome.message is not None
+    assert "gone" in outcome.message
+    monkeypatch.delitem(sys.modules, "gone")
+
+
+async def test_an_exception_without_a_name_that_was_mapped_hinders_nobody(tmp_path: Path) -> None:
+    class Local(Exception):
+        pass
+
+    service = step_functions.in_processes()
+    service.map_error(Local, service.errors[step_functions.LibraryError].failure_class)
+    assert (await run_step(service, "fail", {"how": "mapped"}, folder=tmp_path)).code == "LIBRARY"
+
+
+async def test_closing_ends_what_is_free_and_what_is_busy(tmp_path: Path) -> None:
+    steps, before = Steps(), children()
+    await steps.run("DOUBLE", number=1)
+    running = asyncio.create_task(steps.run("deaf", mark=str(tmp_path / "mark")))
+    await written(tmp_path / "mark")
+    steps.executor.close()
+    assert (await running)["error"]["code"] == "PROCESS_DIED"
+    assert children() <= before
+
+
+def test_nothing_starts_before_it_is_needed() -> None:
+    before = children()
+    Processes(Threads(lambda: None)).close()
+    assert children() == before
+
+
+# Within the runtime
+
+
+async def test_code_that_holds_the_interpreter_does_not_stop_heartbeats(bench: Bench, tmp_path: Path) -> None:
+    bench.start(step_functions.in_processes())
+    payload = {"mark": str(tmp_path / "mark"), "seconds": 1.5}
+    await bench.publish(1, step_type="hold_the_interpreter", payload=payload, lease_seconds=9.0)
+    await written(tmp_path / "mark")
+    began = time.monotonic()
+    for count in (1, 2, 3):
+        bench.timing.advance(3)
+        await until(lambda count=count: len(bench.orchestrator.of_type("heartbeat")) == count)  # type: ignore[misc]
+        await bench.sender.undelivered_below(1)
+    assert time.monotonic() - began < 1, "while it held it"
+    assert {item["progress"] for item in bench.orchestrator.of_type("heartbeat")} == {0.25}
+    assert (await bench.result())["result"] == "done"
+
+
+async def test_a_lost_lease_kills_the_process_and_frees_its_room(bench: Bench, tmp_path: Path) -> None:
+    runtime = bench.start(step_functions.in_processes(), concurrency=1)
+    await bench.publish(1, step_type="deaf", payload={"mark": str(tmp_path / "mark")})
+    pid = int(await written(tmp_path / "mark"))
+    bench.orchestrator.answer = lambda item: LOST if item["type"] == "heartbeat" else {"status": 200}
+    bench.timing.advance(300)
+    await seen(lambda: not runtime.attempts and runtime.stray == 0)
+    assert not alive(pid)
+    await bench.publish(2, step_type="DOUBLE", payload={"number": 2})
+    assert (await bench.result())["jobId"] == "job-2"
+
+
+async def test_stopping_kills_what_does_not_end_and_says_so(bench: Bench, tmp_path: Path) -> None:
+    runtime = bench.start(step_functions.in_processes(), grace=10)
+    await bench.publish(1, step_type="deaf", payload={"mark": str(tmp_path / "mark")})
+    pid = int(await written(tmp_path / "mark"))
+    runtime.stop()
+    await until(lambda: 10 in bench.timing.pauses)
+    bench.timing.advance(10)
+    await bench.ended()
+    assert (await bench.result())["error"]["code"] == "SERVICE_STOPPING"
+    await seen(lambda: not alive(pid))
+
+
+# As a whole process
+
+SERVICE = """
+from tests.unit.worker import step_functions
+service = step_functions.in_processes()
+{guard}service.run()
+"""
+
+
+def service_process(folder: Path, orchestrator: FakeOrchestrator, *, guarded: bool) -> "subprocess.Popen[bytes]":
+    main = folder / "main.py"
+    main.write_text(SERVICE.format(guard="if __name__ == '__main__': " if guarded else ""))
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(REPO),
+        "LUCIUS_ORCHESTRATOR_URL": orchestrator.url,
+        "LUCIUS_API_KEY": API_KEY,
+        "LUCIUS_GRACE": "5",
+    }
+    return subprocess.Popen([sys.executable, str(main)], env=environ, stderr=(folder / "log").open("wb"))
+
+
+@pytest.mark.parametrize("step_type", ["deaf", "hold_the_interpreter"])
+async def test_no_process_outlives_a_service_that_was_killed(
+    orchestrator: FakeOrchestrator, tmp_path: Path, step_type: str
+) -> None:
+    payload = {"mark": str(tmp_path / "mark"), "seconds": 60}
+    orchestrator.offer(
+        directive(orchestrator.url, step_type=step_type, payload=payload, ack_deadline="2100-01-01T00:00:00Z")
+    )
+    service = service_process(tmp_path, orchestrator, guarded=True)
+    try:
+        pid = int(await written(tmp_path / "mark"))
+        assert alive(pid)
+    finally:
+        service.kill()
+        await asyncio.to_thread(service.wait)
+    await seen(lambda: not alive(pid))
+
+
+async def test_ctrl_c_lets_a_step_in_a_process_finish(orchestrator: FakeOrchestrator, tmp_path: Path) -> None:
+    payload = {"mark": str(tmp_path / "mark"), "seconds": 0.5}
+    orchestrator.offer(
+        directive(orchestrator.url, step_type="deaf", payload=payload, ack_deadline="2100-01-01T00:00:00Z")
+    )
+    service = service_process(tmp_path, orchestrator, guarded=True)
+    pid = int(await written(tmp_path / "mark"))
+    for process in (pid, service.pid):  # as the terminal does to all of them
+        os.kill(process, signal.SIGINT)
+    assert await asyncio.to_thread(service.wait, 20) == 0
+    (result,) = orchestrator.of_type("result")
+    assert result["result"] == "done"
+    assert not alive(pid)
+
+
+async def test_a_main_that_runs_when_imported_is_told_so_instead_of_multiplying(
+    orchestrator: FakeOrchestrator, tmp_path: Path
+) -> None:
+    orchestrator.offer(
+        directive(orchestrator.url, step_type="DOUBLE", payload={"number": 1}, ack_deadline="2100-01-01T00:00:00Z")
+    )
+    service = service_process(tmp_path, orchestrator, guarded=False)
+    try:
+        await asyncio.wait_for(orchestrator.got_result.wait(), 20)
+    finally:
+        service.terminate()
+        await asyncio.to_thread(service.wait, 20)
+    (result,) = orchestrator.of_type("result")
+    assert result["error"]["code"] == "PROCESS_NOT_STARTED"
+    assert "__main__" in result["error"]["message"]
+    assert "call run() under" in (tmp_path / "log").read_text()
