@@ -1,9 +1,8 @@
 """A process of platform services: one sender and one runtime per service, started, watched and stopped together."""
 
 import asyncio
-import inspect
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 
 import structlog
@@ -17,7 +16,7 @@ from lucius.worker.journal import Journal
 from lucius.worker.lifeline import Lifeline
 from lucius.worker.metrics import Metrics
 from lucius.worker.runtime import Runtime, RuntimeOptions
-from lucius.worker.service import Hook, Service
+from lucius.worker.service import Service
 from lucius.worker.settings import WorkerSettings
 from lucius.worker.transport import Transport
 
@@ -45,9 +44,6 @@ async def host(
             health = Health(served, runtimes, sender, metrics)
             await stack.enter_async_context(health_server(settings.health_port, health))
         consumers = {service.name: consume(service.name) for service in served}
-        for service in served:
-            await _call_all(service.startups)
-            stack.push_async_callback(_call_all, service.shutdowns)
         for service in served:
             consumer = consumers[service.name]
             runtimes[service.name] = await _runtime(service, consumer, sender, settings, metrics, stack)
@@ -91,14 +87,6 @@ async def _runtime(
         places=settings.places,
     )
     return Runtime(service, consumer, sender, journal, store, options, metrics)
-
-
-async def _call_all(hooks: Sequence[Hook]) -> None:
-    for hook in hooks:
-        if inspect.iscoroutinefunction(hook):
-            await hook()
-        else:
-            await asyncio.to_thread(hook)
 
 
 def _attempts(runtimes: Mapping[str, Runtime]) -> list[Attempt]:

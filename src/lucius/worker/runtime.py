@@ -26,7 +26,7 @@ from lucius.worker.idempotency import Finished, IdempotencyStore, Key, New, Runn
 from lucius.worker.journal import Journal
 from lucius.worker.metrics import Metrics
 from lucius.worker.results import Results
-from lucius.worker.service import Service
+from lucius.worker.service import Service, call_all
 from lucius.worker.timing import Timing, first_of
 from lucius.worker.transport import origin
 from lucius.worker.workspace import Places
@@ -83,6 +83,7 @@ class Runtime:
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._connected = False
+        self._started = False
 
     @property
     def ready(self) -> bool:
@@ -121,12 +122,16 @@ class Runtime:
             await self._drain()
             failed = await _end(working[1])
             self._executor.close()
+            if self._started:
+                await call_all(self._service.shutdowns)
         for error in (refused, failed):
             if error is not None:
                 raise error
 
     async def _pull_forever(self) -> None:
         await self._results.take_up_left_overs()
+        await call_all(self._service.startups)
+        self._started = True
         failures = 0
         while (room := await self._wait_for_room()) and not self._stopping.is_set():
             asked = self._timing.now()

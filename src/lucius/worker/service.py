@@ -6,10 +6,11 @@ service = Service("ocr")
 async def read_text(ctx: StepContext, params: OcrParams) -> StepResult: ...
 """
 
+import asyncio
 import inspect
 import pickle
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -70,7 +71,9 @@ class Service:
         return lambda function: self._add(self._guards, "guard", step_type, function, params, run_in)
 
     def startup(self, hook: Function) -> Function:
-        """Called before the first pull, to load a model or open a pool. A plain function may block."""
+        """Called before the first pull, to load a model or open a pool. A plain function may block.
+
+        What was left over from processes before us is sent off first, and does not wait for it."""
         self.startups.append(_hook(hook, "startup"))
         return hook
 
@@ -228,3 +231,11 @@ def checked(result: object) -> StepResult:
     if not isinstance(result, StepResult):
         raise NonRetryable("INVALID_OUTPUT", f"the step returned {type(result).__name__}, not a StepResult")
     return result
+
+
+async def call_all(hooks: Sequence[Hook]) -> None:
+    for hook in hooks:
+        if inspect.iscoroutinefunction(hook):
+            await hook()
+        else:
+            await asyncio.to_thread(hook)
