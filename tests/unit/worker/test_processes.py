@@ -182,6 +182,8 @@ async def test_nothing_of_a_former_attempt_reaches_the_next(steps: Steps, tmp_pa
     running = asyncio.create_task(steps.run("until_told", later, mark=str(tmp_path / "mark")))
     assert int(await written(tmp_path / "mark")) == first["result"]["pid"]
     former.stop(StopReason.LEASE_LOST)
+    await asyncio.sleep(20 * step_functions.TICK)  # time enough to hear it, if it did
+    assert not (tmp_path / "mark.told").exists()
     told = later.last_progress, former.last_progress
     later.stop(StopReason.CANCELLED)
     assert (await running)["error"]["code"] == "CANCELLED"
@@ -361,7 +363,7 @@ def service_process(folder: Path, orchestrator: FakeOrchestrator, *, guarded: bo
     main.write_text(SERVICE.format(guard="if __name__ == '__main__': " if guarded else ""))
     environ = {
         **os.environ,
-        "PYTHONPATH": str(REPO),
+        "PYTHONPATH": os.pathsep.join((str(REPO), os.environ.get("PYTHONPATH", ""))),
         "LUCIUS_ORCHESTRATOR_URL": orchestrator.url,
         "LUCIUS_API_KEY": API_KEY,
         "LUCIUS_GRACE": "5",
