@@ -1,5 +1,6 @@
 """A real server that speaks Redis, for tests: it can be stopped, started anew on its port, and frozen."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -49,6 +50,7 @@ class RedisServer:
         """It takes connections and answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
         try:
             yield
         finally:

@@ -139,17 +139,22 @@ class StateFile:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with OpeningLock(self._folder):
-                self._lock = OwnerLock(self._folder / "owners", self.owner)
-                if damaged_inode is not None and os.stat(self.path).st_ino == damaged_inode:
-                    _set_aside(self.path)  # unless another process has done so already
-                self.connection = _open_or_set_aside(self.path, self._sync)
-                self._inode = os.stat(self.path).st_ino
-                self._sweep()
-                remove_dead(self._folder / "owners")
+                self._open_in(self._folder, damaged_inode)
         except (OSError, sqlite3.Error) as error:
-            if self._lock is not None:
-                self._lock.release()
             raise self._down(error) from error
+
+    def _open_in(self, folder: Path, damaged_inode: int | None) -> None:
+        self._lock = OwnerLock(folder / "owners", self.owner)
+        try:
+            if damaged_inode is not None and os.stat(self.path).st_ino == damaged_inode:
+                _set_aside(self.path)  # unless another process has done so already
+            self.connection = _open_or_set_aside(self.path, self._sync)
+            self._inode = os.stat(self.path).st_ino
+            self._sweep()
+            remove_dead(folder / "owners")
+        except BaseException:
+            self._lock.release()
+            raise
 
     def _sweep(self) -> None:
         """Claims that nobody holds any more and that left no trace."""
@@ -209,8 +214,8 @@ def _set_aside(path: Path) -> None:
 def _open_checked(path: Path, sync: bool) -> sqlite3.Connection:
     # Ours alone: results quote documents, and tokens grant callbacks. SQLite gives its side files the same mode.
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    os.fchmod(fd, 0o600)
     os.close(fd)
+    os.chmod(path, 0o600)
     return _connect(str(path), sync)
 
 

@@ -182,18 +182,35 @@ def orphan(folder: Path) -> dict[str, int]:
     """A process with a child is killed, and the child lives on."""
     reading, writing = os.pipe()
 
+    def child() -> None:
+        os.write(writing, b"%d" % os.getpid())
+        signal.pause()
+
     def run() -> None:
         journal = Journal(folder)
         journal.begin([directive()])
-        os.write(writing, b"%d" % fork(signal.pause))
-        os.kill(os.getpid(), signal.SIGKILL)
+        fork(child)
+        signal.pause()
 
-    os.waitpid(fork(run), 0)
-    child = int(os.read(reading, 20))
+    parent = fork(run)
+    left_alone = int(os.read(reading, 20))
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
     try:
         return {"left_over": len(Journal(folder).left_over())}
     finally:
-        os.kill(child, signal.SIGKILL)
+        os.kill(left_alone, signal.SIGKILL)
+
+
+def damaged(folder: Path, rounds: int, racers: int) -> dict[str, int]:
+    """Those that start at once on a damaged file set it aside once, and share the one that takes its place."""
+    for round_no in range(rounds):
+        for path in folder.glob("journal.db-*"):  # with these, SQLite could repair it
+            path.unlink()
+        (folder / "journal.db").write_bytes(b"garbage")
+        race_once(folder, racers)
+        assert len(list(folder.glob("*.damaged-*[0-9]"))) == round_no + 1, list(folder.iterdir())
+    return {"set_aside": rounds}
 
 
 def abandon(folder: Path, attempts: int) -> dict[str, int]:
@@ -204,5 +221,5 @@ def abandon(folder: Path, attempts: int) -> dict[str, int]:
 if __name__ == "__main__":
     what, where, *numbers = sys.argv[1:]
     acts: dict[str, Callable[..., dict[str, int]]]
-    acts = {"kills": kills, "race": race, "orphan": orphan, "abandon": abandon}
+    acts = {"kills": kills, "race": race, "damaged": damaged, "orphan": orphan, "abandon": abandon}
     print(json.dumps(acts[what](Path(where), *map(int, numbers))))
