@@ -118,6 +118,7 @@ class FakeOrchestrator:
     def __init__(self) -> None:
         self.requests: list[list[Item]] = []
         self.bearers: list[str | None] = []
+        self.traces: list[str | None] = []
         self.directives: deque[Directive] = deque()
         self.pulls: list[Item] = []
         self.whole_answers: deque[web.Response] = deque()
@@ -160,6 +161,7 @@ class FakeOrchestrator:
     async def _batch(self, request: web.Request) -> web.Response:
         items = (await request.json())["callbacks"]
         self.bearers.append(request.headers.get("Authorization"))
+        self.traces.append(request.headers.get("traceparent"))
         if self.whole_answers:
             self.requests.append([])
             return self.whole_answers.popleft()
@@ -169,9 +171,11 @@ class FakeOrchestrator:
     async def _single(self, request: web.Request) -> web.Response:
         item = {"type": request.match_info["kind"], **(await request.json())}
         self.bearers.append(request.headers.get("Authorization"))
+        self.traces.append(request.headers.get("traceparent"))
         self._record([item])
         answer = self.answer(item)
-        return web.json_response(answer, status=answer["status"])
+        headers = {"Location": answer["location"]} if "location" in answer else None
+        return web.json_response(answer, status=answer["status"], headers=headers)
 
     def _record(self, items: list[Item]) -> None:
         self.requests.append(items)

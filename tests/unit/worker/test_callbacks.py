@@ -77,6 +77,27 @@ async def test_callbacks_elsewhere_go_singly_to_their_own_address(orchestrator: 
     assert orchestrator.bearers == ["Bearer token-1"] * 2
 
 
+@pytest.mark.parametrize(
+    ("trace", "sent"),
+    [
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", True),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\nX: y", False),
+        ("mine", False),
+        (None, False),
+    ],
+)
+async def test_a_callback_sent_singly_carries_the_trace_if_it_is_one(
+    orchestrator: FakeOrchestrator, trace: str | None, sent: bool
+) -> None:
+    async with Transport() as transport:
+        sender = CallbackSender("http://orchestrator.example", transport, ManualTiming())
+        running = asyncio.create_task(sender.run())
+        sender.ack(directive(orchestrator.url, traceparent=trace), lambda _: None)
+        await sender.undelivered_below(1)
+        running.cancel()
+    assert orchestrator.traces == [trace if sent else None]
+
+
 async def test_an_orchestrator_that_was_away_gets_everything_in_order_when_it_is_back(
     sender: CallbackSender, orchestrator: FakeOrchestrator, timing: ManualTiming
 ) -> None:
