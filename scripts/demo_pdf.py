@@ -134,47 +134,54 @@ CLOSING = [
 ]
 
 
+class Page(NamedTuple):
+    content: bytes
+    image: bytes | None = None
+
+
 def build() -> bytes:
-    """The PDF. The scanned page is the third."""
-    font = b"<</Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding>>"
-    pages = [_text_page(PARTIES), _text_page(DELIVERY), _scan_page(ACCEPTANCE), _text_page(CLOSING)]
+    """The contract. The scanned page is the third."""
+    return document([text_page(PARTIES), text_page(DELIVERY), image_page(scan(ACCEPTANCE)), text_page(CLOSING)])
+
+
+def document(pages: list[Page], trailer: bytes = b"") -> bytes:
+    """A PDF of these pages; `trailer` is put into its trailer."""
     kids = b" ".join(b"%d 0 R" % (4 + 3 * number) for number in range(len(pages)))
     objects = [
         b"<</Type /Catalog /Pages 2 0 R>>",
         b"<</Type /Pages /Count %d /Kids [%s]>>" % (len(pages), kids),
-        font,
+        b"<</Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding>>",
     ]
-    for number, (content, image) in enumerate(pages):
+    for number, page in enumerate(pages):
         place = 4 + 3 * number
-        resources = b"/Font <</F1 3 0 R>>" + (b" /XObject <</Im1 %d 0 R>>" % (place + 2) if image else b"")
+        resources = b"/Font <</F1 3 0 R>>" + (b" /XObject <</Im1 %d 0 R>>" % (place + 2) if page.image else b"")
         box = b"/MediaBox [0 0 %d %d]" % (WIDTH, HEIGHT)
         head = b"<</Type /Page /Parent 2 0 R %s /Resources <<%s>> /Contents %d 0 R>>" % (box, resources, place + 1)
-        objects += [head, _stream(b"", content), image or b"null"]
-    return _file(objects)
+        objects += [head, _stream(b"", page.content), page.image or b"null"]
+    return _file(objects, trailer)
 
 
-def _text_page(lines: list[Line]) -> tuple[bytes, bytes | None]:
+def text_page(lines: list[Line]) -> Page:
     shown: list[bytes] = []
     place = float(TOP)
     for line in lines:
         place -= line.gap * line.size
         text = line.text.encode("cp1252").replace(b"\\", b"\\\\").replace(b"(", b"\\(").replace(b")", b"\\)")
         shown.append(b"/F1 %d Tf 1 0 0 1 %d %d Tm (%s) Tj" % (line.size, MARGIN, round(place), text))
-    return b"BT\n" + b"\n".join(shown) + b"\nET", None
+    return Page(b"BT\n" + b"\n".join(shown) + b"\nET")
 
 
-def _scan_page(lines: list[Line]) -> tuple[bytes, bytes | None]:
-    paper = scan(lines)
+def image_page(paper: Image.Image) -> Page:
+    """A page that is a picture: shades of grey, four bits each."""
+    rows = (paper.crop((0, y, paper.width, y + 1)).tobytes() for y in range(paper.height))
     packed = bytes(
-        (left & 0xF0) | (right >> 4)
-        for row in (paper.crop((0, y, paper.width, y + 1)).tobytes() for y in range(paper.height))
-        for left, right in zip(row[::2], row[1::2], strict=True)
+        (left & 0xF0) | (right >> 4) for row in rows for left, right in zip(row[::2], row[1::2], strict=True)
     )
     entries = (
         b"/Type /XObject /Subtype /Image /Width %d /Height %d /ColorSpace /DeviceGray /BitsPerComponent 4"
         b" /Filter /FlateDecode " % paper.size
     )
-    return b"q %d 0 0 %d 0 0 cm /Im1 Do Q" % (WIDTH, HEIGHT), _stream(entries, zlib.compress(packed, 9))
+    return Page(b"q %d 0 0 %d 0 0 cm /Im1 Do Q" % (WIDTH, HEIGHT), _stream(entries, zlib.compress(packed, 9)))
 
 
 def scan(lines: list[Line]) -> Image.Image:
@@ -200,7 +207,7 @@ def _stream(entries: bytes, data: bytes) -> bytes:
     return b"<<%s/Length %d>>\nstream\n%s\nendstream" % (entries, len(data), data)
 
 
-def _file(objects: list[bytes]) -> bytes:
+def _file(objects: list[bytes], trailer: bytes) -> bytes:
     body = bytearray(b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n")
     places: list[int] = []
     for number, found in enumerate(objects, start=1):
@@ -209,7 +216,7 @@ def _file(objects: list[bytes]) -> bytes:
     table = b"".join(b"%010d 00000 n \n" % place for place in places)
     start = len(body)
     body += b"xref\n0 %d\n0000000000 65535 f \n%s" % (len(objects) + 1, table)
-    body += b"trailer\n<</Size %d /Root 1 0 R>>\nstartxref\n%d\n%%%%EOF\n" % (len(objects) + 1, start)
+    body += b"trailer\n<</Size %d /Root 1 0 R %s>>\nstartxref\n%d\n%%%%EOF\n" % (len(objects) + 1, trailer, start)
     return bytes(body)
 
 

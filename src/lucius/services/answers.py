@@ -16,13 +16,19 @@ NEARLY_AS_GOOD = 0.85
 """A further sentence is said too if its score is at least this part of the best one's."""
 FITTING_KIND = 1.2
 """A sentence that has what the question asks for, a number or a name, is worth this much more."""
+_DATE = re.compile(
+    r"\b(?:19|20)\d\d\b|\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b"
+    r"|\b(?:jan|feb|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[a-z]* \d|\b(?:\w+day|\w+tag)s?\b",
+    re.IGNORECASE,
+)
 _NUMBER = re.compile(
     r"\d|\b(?:two|three|four|five|six|seven|eight|nine|ten|\w+teen|\w+ty|hundred|zwei|drei|\w+zig)\b", re.IGNORECASE
 )
 _NAME = re.compile(r"(?<=\w )[A-ZÄÖÜ]\w+ [A-ZÄÖÜ]\w+")
-_ASKS_NUMBER = re.compile(r"\b(?:when|how (?:long|many|much|often)|wann|wie (?:lange?|viele?))\b", re.IGNORECASE)
+_ASKS_DATE = re.compile(r"\b(?:when|what date|wann)\b", re.IGNORECASE)
+_ASKS_NUMBER = re.compile(r"\bhow (?:long|many|much|often|soon)\b|\bwie (?:lange?|viele?|oft)\b", re.IGNORECASE)
 _ASKS_NAME = re.compile(r"\b(?:who|whom|wer|wen|wem)\b", re.IGNORECASE)
-_KINDS = ((_ASKS_NUMBER, _NUMBER), (_ASKS_NAME, _NAME))
+_KINDS = ((_ASKS_DATE, _DATE), (_ASKS_NUMBER, _NUMBER), (_ASKS_NAME, _NAME))
 
 
 class Prompts(Struct, frozen=True):

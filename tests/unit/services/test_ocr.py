@@ -1,124 +1,184 @@
-import hashlib
-import zlib
+"""OCR with its extra: text layers of PDFs, and pixels."""
+
+import io
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
+from scripts.demo_pdf import Line, Page, document, image_page, text_page
 
-from lucius.services import Ocr
-from lucius.worker import FailureClass, StepFailure
-from tests.unit.services.support import stored, task
+from lucius.services import images, pages, pdf
+from lucius.worker import StopReason
+from lucius.worker.context import LocalLine
+from tests.unit.services.support import hide, picture, run
 
-
-def pdf(*contents: bytes, deflate: bool = False) -> bytes:
-    body = b"%PDF-1.4\n1 0 obj <</Type /Catalog /Pages 2 0 R>> endobj\n"
-    for number, content in enumerate(contents):
-        data = zlib.compress(content) if deflate else content
-        filter_ = b" /Filter /FlateDecode" if deflate else b""
-        body += b"%d 0 obj\n<</Length %d%s>>\nstream\n%s\nendstream\nendobj\n" % (number + 3, len(data), filter_, data)
-    return body + b"%%EOF\n"
+WORDS = "The committee approved the annual budget of the northern district without further discussion."
 
 
-def put(tmp_path: Path, data: bytes) -> str:
-    file = tmp_path / "in.bin"
-    file.write_bytes(data)
-    return f"file://{file}"
+def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
 
 
-async def test_a_text_file_is_taken_as_it_is(tmp_path: Path) -> None:
-    text = "Grüße\fzweite Seite"
-    work = task(tmp_path, "ocr", input_ref=put(tmp_path, text.encode()))
-    output = await Ocr().execute(work)
-    (ref,) = output.artifact_refs
-    assert ref.endswith("/job-1/ocr/1/output.txt")
-    assert stored(tmp_path, ref).read_text() == text
-    assert output.result == {
-        "pages": 2,
-        "chars": len(text),
-        "sha256": hashlib.sha256(text.encode()).hexdigest(),
-    }
+def text_of(outcome: Any) -> str:
+    return str((outcome.folder / "output.txt").read_text())
 
 
-async def test_only_the_pages_asked_for_are_read(tmp_path: Path) -> None:
-    ref = put(tmp_path, b"one\ftwo\fthree")
-    output = await Ocr().execute(task(tmp_path, "ocr", input_ref=ref, payload={"pages": [3, 1, 9], "dpi": 300}))
-    assert stored(tmp_path, output.artifact_refs[0]).read_text() == "one\fthree"
-    assert output.result["pages"] == 2
+def scanned(*lines: str) -> Page:
+    paper = Image.new("L", (1240, 1754), 255)
+    paper.paste(picture(*lines), (60, 200))
+    return image_page(paper)
 
 
-@pytest.mark.parametrize("deflate", [False, True])
-async def test_text_is_read_from_a_pdf(tmp_path: Path, deflate: bool) -> None:
-    first = b"BT /F1 12 Tf 72 720 Td (Hello \\(PDF\\) w\\366rld) Tj 0 -14 Td [(Sp) -20 (lit) -300 (words)] TJ ET"
-    second = b"BT <48692074686572 65> Tj ET"
-    work = task(tmp_path, "ocr", input_ref=put(tmp_path, pdf(first, second, deflate=deflate)))
-    output = await Ocr().execute(work)
-    text = stored(tmp_path, output.artifact_refs[0]).read_text()
-    assert text == "Hello (PDF) wörld\nSplit words\fHi there"
-    assert output.result["pages"] == 2
+async def test_each_page_of_a_pdf_is_read_by_its_text_layer_or_its_pixels(tmp_path: Path) -> None:
+    data = document([text_page([Line(WORDS)]), scanned("Invoice 4711"), text_page([Line("short")]), Page(b"")])
+    outcome = await run("ocr", tmp_path, input=data)
+    assert text_of(outcome) == f"{WORDS}\fInvoice 4711\fshort\f"
+    assert outcome.result["pages"] == 4
+    assert (outcome.result["text_pages"], outcome.result["ocr_pages"]) == (3, 1)
+    assert outcome.result["confidence"] > 0.9
+    found = json.loads((outcome.folder / "pages.json").read_bytes())["pages"]
+    assert [page["method"] for page in found] == ["text", "ocr", "text", "text"]
+    assert [text_of(outcome)[page["start"] : page["end"]] for page in found][:2] == [WORDS, "Invoice 4711"]
+    assert found[0]["confidence"] is None
+    assert found[1]["confidence"] > 0.9
+
+
+async def test_a_stamp_over_a_scan_does_not_pass_for_its_text(tmp_path: Path) -> None:
+    scan = scanned("Invoice 4711")
+    stamped = Page(scan.content + b" BT /F1 9 Tf 20 20 Td (Page 3) Tj ET", scan.image)
+    outcome = await run("ocr", tmp_path, input=document([stamped]))
+    assert "Invoice 4711" in text_of(outcome)
+
+
+async def test_a_text_layer_that_is_no_text_is_not_taken(tmp_path: Path) -> None:
+    glyphs = Page(b"BT /F1 12 Tf 60 700 Td (" + rb"\001\002\003\004\005\006\007\016" * 10 + b") Tj ET")
+    outcome = await run("ocr", tmp_path, input=document([glyphs, text_page([Line(WORDS)])]))
+    assert text_of(outcome).endswith(f"\f{WORDS}")
+    assert "\x01" not in text_of(outcome)
+
+
+def test_text_is_told_from_characters_that_mean_nothing() -> None:
+    assert pdf.is_readable("Grüße, 日本語 — “quoted” ﬁ 1,5 €")
+    assert not pdf.is_readable("abc\ufffd\ufffd\ue001\x03")
+    assert pdf.is_readable("")
+
+
+async def test_words_that_the_end_of_a_line_divides_are_whole_again(tmp_path: Path) -> None:
+    outcome = await run("ocr", tmp_path, input=document([text_page([Line("Some infor-"), Line("mation"), Line("")])]))
+    assert text_of(outcome) == "Some information"
+
+
+async def test_force_ocr_reads_pixels_where_there_is_a_text_layer(tmp_path: Path) -> None:
+    data = document([text_page([Line("Hello world", 30)])])
+    outcome = await run("ocr", tmp_path, {"force_ocr": True, "dpi": 100}, input=data)
+    assert outcome.result["ocr_pages"] == 1
+    assert text_of(outcome) == "Hello world"
+
+
+async def test_long_lines_are_read_in_full(tmp_path: Path) -> None:
+    outcome = await run("ocr", tmp_path, {"force_ocr": True, "dpi": 200}, input=document([text_page([Line(WORDS, 9)])]))
+    assert text_of(outcome) == WORDS
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("kind", "options"), [("PNG", {}), ("JPEG", {"quality": 80}), ("TIFF", {}), ("WEBP", {}), ("BMP", {}), ("GIF", {})]
+)
+async def test_images_of_the_usual_kinds_are_read(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    outcome = await run("ocr", tmp_path, input=saved(picture("Delivery note 815", width=500), kind, **options))
+    assert text_of(outcome) == "Delivery note 815"
+    assert outcome.result["ocr_pages"] == 1
+
+
+async def test_every_page_of_a_tiff_is_read(tmp_path: Path) -> None:
+    first, second = picture("First page", width=400), picture("Second page", width=400)
+    data = saved(first, "TIFF", save_all=True, append_images=[second])
+    assert text_of(await run("ocr", tmp_path, input=data)) == "First page\fSecond page"
+    assert text_of(await run("ocr", tmp_path, {"pages": [2]}, input=data, attempt_no=2)) == "Second page"
+
+
+async def test_print_on_a_transparent_ground_and_on_its_side_is_read(tmp_path: Path) -> None:
+    clear = Image.new("RGBA", (500, 112), (0, 0, 0, 0))
+    clear.paste((0, 0, 0, 255), mask=picture("Delivery note", width=500).point(lambda value: 255 - value))
+    assert text_of(await run("ocr", tmp_path, input=saved(clear, "PNG"))) == "Delivery note"
+    camera = Image.Exif()
+    camera[0x0112] = 6  # the camera was held upright
+    turned = saved(picture("Delivery note", width=500).rotate(90, expand=True), "JPEG", exif=camera)
+    assert text_of(await run("ocr", tmp_path, input=turned, attempt_no=2)) == "Delivery note"
+
+
+async def test_an_empty_sheet_has_no_text_and_is_no_failure(tmp_path: Path) -> None:
+    outcome = await run("ocr", tmp_path, input=saved(Image.new("L", (300, 300), 255), "PNG"))
+    assert (outcome.result["chars"], outcome.result["confidence"]) == (0, 0.0)
+
+
+async def test_a_picture_that_claims_to_be_huge_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    header = bytearray(saved(Image.new("L", (8, 8)), "BMP"))
+    header[18:26] = (60_000).to_bytes(4, "little") * 2
+    outcome = await run("ocr", tmp_path, input=bytes(header))
+    assert (outcome.code, outcome.failure_class) == ("INPUT_TOO_LARGE", "NON_RETRYABLE")
+
+
+async def test_pages_are_reduced_to_what_is_bearable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (pages, images, pdf):
+        monkeypatch.setattr(module, "MAX_PIXELS", 40_000)
+    assert (await run("ocr", tmp_path, input=saved(picture("Large", size=200), "PNG"))).succeeded
+    outcome = await run("ocr", tmp_path, {"dpi": 1200}, input=document([scanned("Large")]), attempt_no=2)
+    assert outcome.result["ocr_pages"] == 1
+
+
+ENCRYPTED = b"/Encrypt <</Filter /Standard /V 1 /R 2 /P -4 /O <%s> /U <%s>>> /ID [<00> <00>]" % (b"41" * 32, b"42" * 32)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
     [
-        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)),
-        b"\xff\xd8\xff\xe0" + bytes(range(256)),
-        bytes(range(256)) * 4,
-        pdf(b"q 1 0 0 1 0 0 cm /Im1 Do Q"),
-        pdf(b"BT (\\001\\002\\003\\004) Tj ET"),
-        pdf(b"BT (secret) Tj ET") + b"trailer <</Encrypt 9 0 R>>",
-        b"\xff\xfe\x00",
+        (document([text_page([Line("secret")])], ENCRYPTED), "ENCRYPTED_INPUT"),
+        (b"%PDF-1.4\nnothing of the kind", "DAMAGED_INPUT"),
+        (document([]), "DAMAGED_INPUT"),
+        (saved(picture("cut off"), "PNG")[:200], "DAMAGED_INPUT"),
+        (saved(picture("cut off"), "JPEG")[:300], "DAMAGED_INPUT"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)), "DAMAGED_INPUT"),
     ],
-    ids=["png", "jpeg", "binary", "scanned pdf", "glyph ids", "encrypted", "broken utf-16"],
+    ids=["encrypted", "no pdf", "no pages", "half a png", "half a jpeg", "no png"],
 )
-async def test_what_holds_no_readable_text_fails_for_good(tmp_path: Path, data: bytes) -> None:
-    with pytest.raises(StepFailure) as failed:
-        await Ocr().execute(task(tmp_path, "ocr", input_ref=put(tmp_path, data)))
-    assert (failed.value.code, failed.value.failure_class) == ("UNSUPPORTED_INPUT", FailureClass.NON_RETRYABLE)
+async def test_what_can_not_be_opened_fails_for_good(tmp_path: Path, data: bytes, code: str) -> None:
+    outcome = await run("ocr", tmp_path, input=data)
+    assert (outcome.code, outcome.failure_class) == (code, "NON_RETRYABLE")
 
 
-async def test_a_hostile_pdf_is_read_quickly(tmp_path: Path) -> None:
-    content = b"BT " + b"(a" * 200_000 + b"<" * 200_000 + b"((a)(" * 50_000
-    with pytest.raises(StepFailure, match="UNSUPPORTED_INPUT"):
-        await Ocr().execute(task(tmp_path, "ocr", input_ref=put(tmp_path, pdf(content) + b"<<x" * 200_000)))
+async def test_it_stops_between_pages_once_nobody_waits_and_tells_how_far_it_is(tmp_path: Path) -> None:
+    class Impatient(LocalLine):
+        def progress(self, done: float) -> None:
+            super().progress(done)
+            if done >= 0.5:
+                self.stop(StopReason.LEASE_LOST)
+
+    line = Impatient()
+    data = document([text_page([Line(WORDS)])] * 4)
+    outcome = await run("ocr", tmp_path, input=data, line=line)
+    assert (outcome.code, outcome.failure_class) == ("LEASE_LOST", "TRANSIENT")
+    assert line.last_progress == 0.5
+    assert not (outcome.folder / "output.txt").exists()
 
 
-@pytest.mark.parametrize(
-    ("ref", "code"), [("blob://in/a.pdf", "INPUT_NOT_FOUND"), ("https://x.example/a.pdf", "UNSUPPORTED_REF")]
-)
-async def test_a_made_up_ref_fails_for_good_unless_in_a_demo(tmp_path: Path, ref: str, code: str) -> None:
-    with pytest.raises(StepFailure) as failed:
-        await Ocr().execute(task(tmp_path, "ocr", input_ref=ref))
-    assert (failed.value.code, failed.value.failure_class) == (code, FailureClass.NON_RETRYABLE)
-    demo = Ocr(demo_inputs=True)
-    one = await demo.execute(task(tmp_path, "ocr", input_ref=ref))
-    other = await demo.execute(task(tmp_path, "ocr", input_ref=ref, attempt_no=2))
-    assert one.result == other.result
-    assert one.result["chars"] > 500
+async def test_without_an_engine_scanned_pages_stay_unread_and_the_others_are_read(tmp_path: Path) -> None:
+    data = document([text_page([Line(WORDS)]), scanned("Invoice 4711")])
+    outcome = await run("ocr", tmp_path, input=data, settings={"ocr_engine": "off"})
+    assert text_of(outcome) == f"{WORDS}\f"
+    assert outcome.result["unread_pages"] == 1
+    outcome = await run("ocr", tmp_path, input=document([scanned("x")]), settings={"ocr_engine": "off"}, attempt_no=2)
+    assert outcome.code == "UNSUPPORTED_INPUT"
+    outcome = await run("ocr", tmp_path, {"force_ocr": True}, input=data, settings={"ocr_engine": "off"}, attempt_no=3)
+    assert outcome.code == "ENGINE_MISSING"
 
 
-async def test_in_a_demo_a_document_that_exists_is_still_read(tmp_path: Path) -> None:
-    (tmp_path / "blobs/in").mkdir(parents=True)
-    (tmp_path / "blobs/in/a.txt").write_text("real")
-    output = await Ocr(demo_inputs=True).execute(task(tmp_path, "ocr", input_ref="blob://in/a.txt"))
-    assert output.result["chars"] == 4
-
-
-async def test_the_last_step_writes_what_the_client_wants(tmp_path: Path) -> None:
-    work = task(
-        tmp_path, "ocr", input_ref=put(tmp_path, b"text"), last_step=True, output_ref=f"file://{tmp_path}/out/a.txt"
-    )
-    output = await Ocr().execute(work)
-    assert (tmp_path / "out/a.txt").read_text() == "text"
-    assert output.result["output_ref"] == f"file://{tmp_path}/out/a.txt"
-
-
-async def test_an_earlier_step_leaves_output_ref_alone(tmp_path: Path) -> None:
-    work = task(tmp_path, "ocr", input_ref=put(tmp_path, b"text"), output_ref=f"file://{tmp_path}/out/a.txt")
-    await Ocr().execute(work)
-    assert not (tmp_path / "out").exists()
-
-
-async def test_in_a_demo_an_https_output_is_kept_under_the_blob_root(tmp_path: Path) -> None:
-    ref = "https://x.example/out/"
-    work = task(tmp_path, "ocr", input_ref=put(tmp_path, b"text"), last_step=True, output_ref=ref)
-    output = await Ocr(demo_inputs=True).execute(work)
-    assert stored(tmp_path, output.result["output_ref"]).read_text() == "text"
+async def test_an_extra_that_is_there_in_part_is_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, ["rapidocr"])
+    outcome = await run("ocr", tmp_path, input=document([text_page([Line(WORDS)]), scanned("Invoice 4711")]))
+    assert outcome.result["unread_pages"] == 1
+    outcome = await run("ocr", tmp_path, input=saved(picture("x"), "PNG"), attempt_no=2)
+    assert "pip install 'lucius[ocr]'" in str(outcome.message)

@@ -4,86 +4,115 @@ from typing import Any
 
 import pytest
 
-from lucius.services import SERVICES, Embedding, Ocr, Sis
-from lucius.services.sis import Prompts, answer
-from lucius.services.vectors import Chunking, embed_document
-from lucius.worker import Output, StepFailure
-from tests.unit.services.support import left, stored, task
+from lucius.services import SERVICES
+from lucius.services.answers import Prompts, Reader
+from lucius.services.documents import Text
+from lucius.services.models import Models
+from lucius.services.retrieval import Index
+from lucius.services.sentences import sentences_by_chunk
+from lucius.services.vectors import Chunk, Chunking, embed_document
+from lucius.worker import StopReason
+from lucius.worker.context import LocalLine
+from lucius.worker.testing import Outcome
+from tests.unit.services.support import left, put, run, run_text, service
 
 TEXT = """The invoice was issued on 3 May. It is due within thirty days.
 The parties may terminate the contract in writing. Cats are not mentioned in the appendix.
 Deliveries arrive at the northern warehouse every Tuesday morning."""
-PROMPTS = {"prompt_set": ["When is the invoice due?", "Where do deliveries arrive?"]}
+PROMPTS = {"prompt_set": ["When was the invoice issued?", "Where do deliveries arrive?"]}
+MODELS = Models("auto", 1)
 
 
-def put(tmp_path: Path, text: str) -> str:
-    (tmp_path / "in.txt").write_text(text)
-    return f"file://{tmp_path}/in.txt"
-
-
-def answers(tmp_path: Path, output: Output) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(stored(tmp_path, output.artifact_refs[0]).read_bytes())["answers"]
+def answers_in(outcome: Outcome) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((outcome.folder / "result.json").read_bytes())["answers"]
     return found
 
 
-async def test_the_three_steps_work_through_inputs_to_the_clients_result(tmp_path: Path) -> None:
-    ref = put(tmp_path, TEXT)
-    ocr = await Ocr().execute(task(tmp_path, "ocr", input_ref=ref))
+@pytest.fixture(params=["auto", "hash"])
+def model(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"embedding_model": request.param}
+
+
+async def test_the_three_steps_work_through_inputs_to_the_clients_result(tmp_path: Path, model: dict[str, Any]) -> None:
+    ocr = await run_text("ocr", tmp_path, TEXT)
     inputs = {"ocr": left(*ocr.artifact_refs)}
     payload = {"chunk_size": 120, "chunk_overlap": 30}
-    embedding = await Embedding().execute(task(tmp_path, "embedding", payload=payload, inputs=inputs, input_ref=ref))
+    embedding = await run("embedding", tmp_path, payload, inputs=inputs, settings=model)
     inputs["embedding"] = left(*embedding.artifact_refs)
-    out = tmp_path / "out"
-    out.mkdir()
-    work = task(
-        tmp_path,
-        "sis",
-        payload=PROMPTS,
-        inputs=inputs,
-        input_ref="blob://gone/x",
-        last_step=True,
-        output_ref=f"file://{out}",
-    )
-    sis = await Sis().execute(work)
-    assert sis.artifact_refs[0].endswith("/job-1/sis/1/result.json")
+    sis = await run("sis", tmp_path, PROMPTS, inputs=inputs, input_ref="blob://gone/x", last_step=True, settings=model)
+    assert sis.artifact_refs[0].endswith("/workspace/sis/1/result.json")
     assert sis.result["prompts"] == sis.result["answered"] == 2
-    assert (out / "job-1-result.json").read_bytes() == stored(tmp_path, sis.artifact_refs[0]).read_bytes()
-    first, second = answers(tmp_path, sis)
-    assert "invoice" in first["answer"]
+    assert sis.output.read_bytes() == (sis.folder / "result.json").read_bytes()
+    first, second = answers_in(sis)
+    assert "3 May" in first["answer"]
     assert "northern warehouse" in second["answer"]
     assert first["sources"][0]["score"] == first["score"] > 0
 
 
 @pytest.mark.parametrize("as_first_step", [True, False])
 async def test_without_vectors_it_reads_text(tmp_path: Path, as_first_step: bool) -> None:
-    ref = put(tmp_path, TEXT)
+    ref = put(tmp_path, "in.txt", TEXT)
     changes: dict[str, Any] = {"input_ref": ref} if as_first_step else {"inputs": {"ocr": left(ref)}}
-    output = await Sis().execute(task(tmp_path, "sis", payload=PROMPTS, **changes))
-    assert "northern warehouse" in answers(tmp_path, output)[1]["answer"]
+    outcome = await run("sis", tmp_path, PROMPTS, **changes)
+    assert "northern warehouse" in answers_in(outcome)[1]["answer"]
+
+
+async def test_without_the_extra_it_still_answers(tmp_path: Path, without_extras: None) -> None:
+    outcome = await run_text("sis", tmp_path, TEXT, PROMPTS)
+    assert "northern warehouse" in answers_in(outcome)[1]["answer"]
+    assert json.loads((outcome.folder / "result.json").read_bytes())["ranked_by"] == "hash-256"
+
+
+async def test_a_client_may_bring_its_own_vectors(tmp_path: Path) -> None:
+    chunk = {"index": 7, "start": 0, "end": 30, "text": "The warehouse is in the north.", "vector": [1.0, 0.0]}
+    own = {"model": "theirs", "dimensions": 2, "chunk_size": 9, "chunk_overlap": 0, "chunks": [chunk]}
+    outcome = await run_text("sis", tmp_path, json.dumps(own), {"prompt_set": ["Where is the warehouse?"]})
+    (answer,) = answers_in(outcome)
+    assert answer["answer"] == "The warehouse is in the north."
+    assert answer["sources"][0]["chunk"] == 7
+
+
+async def test_a_source_names_the_page_its_best_sentence_is_on(tmp_path: Path) -> None:
+    text = "Nothing of interest.\fDeliveries arrive at the northern warehouse.\fNothing here either."
+    outcome = await run_text("sis", tmp_path, text, {"prompt_set": ["Where do deliveries arrive?"]})
+    (answer,) = answers_in(outcome)
+    assert answer["answer"] == "Deliveries arrive at the northern warehouse."
+    assert answer["sources"][0]["page"] == 2
 
 
 def test_the_closest_chunk_is_looked_at_first() -> None:
-    vectors = embed_document(TEXT, Chunking(chunk_size=70, chunk_overlap=0, dimensions=256))
-    found = answer("deliveries at the northern warehouse", vectors, Prompts(["x"], top_k=1, max_sentences=1))
+    chunking = Chunking(chunk_size=70, chunk_overlap=0)
+    vectors = embed_document(Text(TEXT, []), chunking, MODELS.chosen("hash", None))
+    reader = Reader(vectors, Index(vectors, MODELS))
+    found = reader.answer("deliveries at the northern warehouse", Prompts(["x"], top_k=1, max_sentences=1))
     (source,) = found.sources
     assert "northern warehouse" in TEXT[source.start : source.end]
-    assert "warehouse" in found.answer
+    assert found.answer == "Deliveries arrive at the northern warehouse every Tuesday morning."
 
 
-async def test_a_prompt_the_document_says_nothing_about_has_no_answer(tmp_path: Path) -> None:
-    work = task(tmp_path, "sis", payload={"prompt_set": ["zzz qqq"]}, input_ref=put(tmp_path, "Invoice"))
-    output = await Sis().execute(work)
-    assert output.result["answered"] == 0
-    assert answers(tmp_path, output)[0] == {"prompt": "zzz qqq", "answer": "", "score": 0.0, "sources": []}
+@pytest.mark.parametrize("prompt", ["zzz qqq", "What is the capital of France?", "Who won the football match?"])
+async def test_a_prompt_the_document_says_nothing_about_has_no_answer(
+    tmp_path: Path, prompt: str, model: dict[str, Any]
+) -> None:
+    outcome = await run_text("sis", tmp_path, TEXT, {"prompt_set": [prompt]}, settings=model)
+    assert outcome.result["answered"] == 0
+    (answer,) = answers_in(outcome)
+    assert (answer["prompt"], answer["answer"], answer["sources"]) == (prompt, "", [])
+
+
+async def test_a_client_may_be_easily_or_hardly_content(tmp_path: Path) -> None:
+    prompt = {"prompt_set": ["What is the capital of France?"], "min_score": 0.0}
+    assert (await run_text("sis", tmp_path, TEXT, prompt)).result["answered"] == 1
+    assert (await run_text("sis", tmp_path, TEXT, {**PROMPTS, "min_score": 1.0})).result["answered"] == 0
 
 
 async def test_the_client_may_want_plain_text_and_short_answers(tmp_path: Path) -> None:
-    payload = {**PROMPTS, "output_format": "text", "max_tokens": 2}
-    out = f"file://{tmp_path}/out.txt"
-    work = task(tmp_path, "sis", payload=payload, input_ref=put(tmp_path, TEXT), last_step=True, output_ref=out)
-    output = await Sis().execute(work)
-    assert all(len(found["answer"].split()) == 2 for found in answers(tmp_path, output))
-    assert (tmp_path / "out.txt").read_text().startswith("When is the invoice due?\nThe invoice")
+    payload = {"prompt_set": [*PROMPTS["prompt_set"], "zzz"], "output_format": "text", "max_tokens": 2}
+    outcome = await run_text("sis", tmp_path, TEXT, payload, last_step=True)
+    assert [len(found["answer"].split()) for found in answers_in(outcome)] == [2, 2, 0]
+    said = outcome.output.read_text()
+    assert said.startswith("When was the invoice issued?\nThe invoice")
+    assert said.endswith("zzz\n(no answer in the document)")
 
 
 @pytest.mark.parametrize(
@@ -92,26 +121,63 @@ async def test_the_client_may_want_plain_text_and_short_answers(tmp_path: Path) 
         {},
         {"prompt_set": []},
         {"prompt_set": "x"},
+        {"prompt_set": ["x"] * 1001},
         {"prompt_set": ["x"], "top_k": 0},
+        {"prompt_set": ["x"], "min_score": 2},
         {"prompt_set": ["x"], "output_format": "pdf"},
     ],
 )
 async def test_a_payload_that_makes_no_sense_fails_for_good(tmp_path: Path, payload: dict[str, Any]) -> None:
-    with pytest.raises(StepFailure, match="INVALID_PAYLOAD"):
-        await Sis().execute(task(tmp_path, "sis", payload=payload))
+    outcome = await run_text("sis", tmp_path, TEXT, payload)
+    assert (outcome.code, outcome.failure_class) == ("INVALID_PAYLOAD", "NON_RETRYABLE")
 
 
-async def test_damaged_vectors_fail_for_good(tmp_path: Path) -> None:
-    bad = tmp_path / "vectors.json"
-    bad.write_text('{"model":"m","dimensions":2,"chunk_size":1,"chunk_overlap":0,"chunks":[[]]}')
-    work = task(tmp_path, "sis", payload=PROMPTS, inputs={"embedding": left(f"file://{bad}")})
-    with pytest.raises(StepFailure, match="UNSUPPORTED_INPUT"):
-        await Sis().execute(work)
+@pytest.mark.parametrize("chunks", ["[[]]", '[{"index":0,"start":0,"end":1,"text":"x","vector":[1.0]}]'])
+async def test_damaged_vectors_fail_for_good(tmp_path: Path, chunks: str) -> None:
+    bad = f'{{"model":"hash-2","dimensions":2,"chunk_size":1,"chunk_overlap":0,"chunks":{chunks}}}'
+    outcome = await run("sis", tmp_path, PROMPTS, inputs={"embedding": left(put(tmp_path, "vectors.json", bad))})
+    assert (outcome.code, outcome.failure_class) == ("UNSUPPORTED_INPUT", "NON_RETRYABLE")
+
+
+async def test_a_scan_without_an_ocr_step_is_refused_with_a_hint(tmp_path: Path) -> None:
+    outcome = await run("sis", tmp_path, PROMPTS, input=b"\xff\xd8\xff\xe0" + bytes(range(256)))
+    assert outcome.code == "UNSUPPORTED_INPUT"
+
+
+async def test_it_stops_between_prompts_once_nobody_waits(tmp_path: Path) -> None:
+    class Impatient(LocalLine):
+        def progress(self, done: float) -> None:
+            super().progress(done)
+            if done >= 0.5:
+                self.stop(StopReason.CANCELLED)
+
+    line = Impatient()
+    outcome = await run_text("sis", tmp_path, TEXT, {"prompt_set": ["x"] * 4}, line=line)
+    assert outcome.code == "CANCELLED"
+    assert line.last_progress == 0.5
+
+
+def chunk(index: int, start: int, text: str, end: int | None = None) -> Chunk:
+    return Chunk(index, start, start + len(text) if end is None else end, text, [])
+
+
+def test_sentences_that_chunks_cut_are_whole_again_and_know_their_heading() -> None:
+    text = "1. Term\nThis agreement ends on the last day of May. It may be renewed.\n2. Rest"
+    cut = sentences_by_chunk([chunk(0, 0, text[:30]), chunk(1, 25, text[25:])], [])
+    assert [sentence.text for sentence in cut[0]] == ["This agreement ends on the last day of May."]
+    assert [sentence.in_context for sentence in cut[1]] == [
+        "1. Term: This agreement ends on the last day of May.",
+        "1. Term: It may be renewed.",
+        "2. Rest",
+    ]
+
+
+@pytest.mark.parametrize(("start", "end"), [(-1, None), (10**12, None), (0, 7)])
+def test_chunks_that_lie_about_their_place_are_taken_as_they_are(start: int, end: int | None) -> None:
+    ((first, second),) = sentences_by_chunk([chunk(0, start, "One here. Two there.", end)], [])
+    assert (first.text, second.text) == ("One here.", "Two there.")
 
 
 def test_the_shipped_services_are_known_by_name() -> None:
-    assert {name: kind.service for name, kind in SERVICES.items()} == {
-        "ocr": "ocr",
-        "embedding": "embedding",
-        "sis": "sis",
-    }
+    assert {name: service(name).name for name in SERVICES} == {"ocr": "ocr", "embedding": "embedding", "sis": "sis"}
+    assert service("sis").step_types == ["SIS"]

@@ -1,0 +1,88 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lucius.services.chunking import ChunkBy, chunk_spans, least_chunks, paragraph_spans, sentence_spans
+
+TEXTS = st.text(alphabet=st.sampled_from("aB1 .!\n\f,。"), max_size=300)
+
+
+def sentences(text: str) -> list[str]:
+    return [text[start:end] for start, end in sentence_spans(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ("It costs 1,240.50 euros. Next.", ["It costs 1,240.50 euros.", "Next."]),
+        ("See No. 4 and Dr. Weber, e.g. here. Done.", ["See No. 4 and Dr. Weber, e.g. here.", "Done."]),
+        ("Am 3. März kam er. Er blieb.", ["Am 3. März kam er.", "Er blieb."]),
+        ('He said "stop." Then he left.', ['He said "stop."', "Then he left."]),
+        ("これは本です。次の文。", ["これは本です。", "次の文。"]),
+        ("a line that the paper's edge\nends early. Next", ["a line that the paper's edge\nends early.", "Next"]),
+        (
+            "2. Term\nThis agreement ends on the last day of May.",
+            ["2. Term", "This agreement ends on the last day of May."],
+        ),
+        ("We sell:\n- pumps of all kinds\n- valves", ["We sell:", "- pumps of all kinds", "- valves"]),
+        ("First page\fSecond page", ["First page", "Second page"]),
+        ("", []),
+        (" \n\f ", []),
+    ],
+)
+def test_sentences_end_where_a_reader_would_end_them(text: str, found: list[str]) -> None:
+    assert sentences(text) == found
+
+
+def test_paragraphs_are_what_blank_lines_and_page_breaks_separate() -> None:
+    text = "one\ntwo\n \n\nthree\f\nfour"
+    assert [text[start:end] for start, end in paragraph_spans(text)] == ["one\ntwo", "three", "four"]
+
+
+def test_chunks_by_size_overlap() -> None:
+    assert chunk_spans("x" * 250, "size", 100, 20, 0) == [(0, 100), (80, 180), (160, 250)]
+
+
+@pytest.mark.parametrize("length", [0, 1, 99, 100, 101, 180, 181, 1000])
+def test_the_number_of_chunks_by_size_is_known_beforehand(length: int) -> None:
+    spans = chunk_spans("x" * length, "size", 100, 20, 0)
+    assert len(spans) == least_chunks(length, "size", 100, 20)
+    assert spans[-1][1] == length
+
+
+def test_chunks_of_sentences_hold_as_many_as_fit_and_share_whole_ones() -> None:
+    text = "Aaaa aaaa. Bbbb bbbb. Cccc cccc. Dddd dddd."
+    found = [text[start:end] for start, end in chunk_spans(text, "sentences", 32, 10, 0)]
+    assert found == ["Aaaa aaaa. Bbbb bbbb. Cccc cccc.", "Cccc cccc. Dddd dddd."]
+    assert [text[a:b] for a, b in chunk_spans(text, "sentences", 22, 0, 0)] == [text[:21], text[22:]]
+
+
+def test_short_paragraphs_are_joined_and_long_ones_cut_between_sentences() -> None:
+    text = "Title\n\nShort one.\n\nA long paragraph goes here. It has two sentences."
+    parts = [text[start:end] for start, end in chunk_spans(text, "paragraphs", 30, 0, 8)]
+    assert parts == ["Title\n\nShort one.", "A long paragraph goes here.", "It has two sentences."]
+    assert len(chunk_spans(text, "paragraphs", 100, 0, 0)) == 3
+
+
+@given(
+    TEXTS,
+    st.sampled_from(["size", "sentences", "paragraphs"]),
+    st.integers(1, 40),
+    st.integers(0, 39),
+    st.integers(0, 40),
+)
+def test_chunks_cover_the_text_in_order_and_never_exceed_their_size(
+    text: str, by: ChunkBy, size: int, overlap: int, least: int
+) -> None:
+    overlap, least = min(overlap, size - 1), min(least, size)
+    spans = chunk_spans(text, by, size, overlap, least)
+    assert spans
+    assert all(
+        0 <= start <= end <= len(text) and end - start <= max(size, len(text) if not text.strip() else 0)
+        for start, end in spans
+    )
+    assert spans == sorted(spans)
+    if text.strip():
+        covered = {place for start, end in spans for place in range(start, end)}
+        assert {place for place, character in enumerate(text) if not character.isspace()} <= covered

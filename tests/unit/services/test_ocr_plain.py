@@ -1,0 +1,151 @@
+"""OCR without its extra: what the standard library can read."""
+
+import zlib
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from tests.unit.services.support import run, run_text
+
+pytestmark = pytest.mark.usefixtures("without_extras")
+
+
+def pdf(*contents: bytes, deflate: bool = False) -> bytes:
+    body = b"%PDF-1.4\n1 0 obj <</Type /Catalog /Pages 2 0 R>> endobj\n"
+    for number, content in enumerate(contents):
+        data = zlib.compress(content) if deflate else content
+        filter_ = b" /Filter /FlateDecode" if deflate else b""
+        body += b"%d 0 obj\n<</Length %d%s>>\nstream\n%s\nendstream\nendobj\n" % (number + 3, len(data), filter_, data)
+    return body + b"%%EOF\n"
+
+
+async def test_a_text_file_is_taken_as_it_is(tmp_path: Path) -> None:
+    text = "Grüße\fzweite Seite"
+    outcome = await run_text("ocr", tmp_path, text)
+    ref, pages = outcome.artifact_refs
+    assert ref.endswith("/workspace/ocr/1/output.txt")
+    assert pages.endswith("/workspace/ocr/1/pages.json")
+    assert (outcome.folder / "output.txt").read_text() == text
+    assert outcome.result == {
+        "pages": 2,
+        "chars": len(text),
+        "text_pages": 2,
+        "ocr_pages": 0,
+        "sha256": sha256(text.encode()).hexdigest(),
+    }
+
+
+async def test_only_the_pages_asked_for_are_read(tmp_path: Path) -> None:
+    outcome = await run_text("ocr", tmp_path, "one\ftwo\fthree", {"pages": [3, 1, 9, 3], "dpi": 300})
+    assert (outcome.folder / "output.txt").read_text() == "one\fthree"
+    assert outcome.result["pages"] == 2
+    assert b'{"number":3,"start":4,"end":9,' in (outcome.folder / "pages.json").read_bytes()
+
+
+@pytest.mark.parametrize("deflate", [False, True])
+async def test_text_is_read_from_a_pdf(tmp_path: Path, deflate: bool) -> None:
+    first = b"BT /F1 12 Tf 72 720 Td (Hello \\(PDF\\) w\\366rld) Tj 0 -14 Td [(Sp) -20 (lit) -300 (words)] TJ ET"
+    second = b"BT <48692074686572 65> Tj ET"
+    outcome = await run("ocr", tmp_path, input=pdf(first, second, deflate=deflate))
+    assert (outcome.folder / "output.txt").read_text() == "Hello (PDF) wörld\nSplit words\fHi there"
+    assert outcome.result["pages"] == 2
+
+
+async def test_pages_of_a_pdf_that_could_not_be_read_are_counted(tmp_path: Path) -> None:
+    pages = b"<</Type /Page>> <</Type/Page /Rotate 0>> <</Type /Pages>>"
+    outcome = await run("ocr", tmp_path, input=pdf(b"BT (text) Tj ET", b"q /Im1 Do Q") + pages)
+    assert outcome.result["pages"] == 2
+    assert outcome.result["text_pages"] == outcome.result["unread_pages"] == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "helps"),
+    [
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)), "UNSUPPORTED_INPUT", True),
+        (b"\xff\xd8\xff\xe0" + bytes(range(256)), "UNSUPPORTED_INPUT", True),
+        (b"RIFF\0\0\0\0WEBP" + bytes(range(256)), "UNSUPPORTED_INPUT", True),
+        (b"RIFF\0\0\0\0WAVE" + bytes(range(256)), "UNSUPPORTED_INPUT", False),
+        (bytes(range(256)) * 4, "UNSUPPORTED_INPUT", False),
+        (pdf(b"q 1 0 0 1 0 0 cm /Im1 Do Q"), "UNSUPPORTED_INPUT", True),
+        (pdf(b"BT (\\001\\002\\003\\004) Tj ET"), "UNSUPPORTED_INPUT", True),
+        (pdf(b"BT (secret) Tj ET") + b"trailer <</Encrypt 9 0 R>>", "ENCRYPTED_INPUT", False),
+        (b"\xff\xfe\x00", "UNSUPPORTED_INPUT", False),
+    ],
+    ids=["png", "jpeg", "webp", "wave", "binary", "scanned pdf", "glyph ids", "encrypted", "broken utf-16"],
+)
+async def test_what_holds_no_readable_text_fails_for_good_and_says_what_would_help(
+    tmp_path: Path, data: bytes, code: str, helps: bool
+) -> None:
+    outcome = await run("ocr", tmp_path, input=data)
+    assert (outcome.code, outcome.failure_class) == (code, "NON_RETRYABLE")
+    assert ("pip install 'lucius[ocr]'" in str(outcome.message)) == helps
+
+
+async def test_a_hostile_pdf_is_read_quickly(tmp_path: Path) -> None:
+    content = b"BT " + b"(a" * 200_000 + b"<" * 200_000 + b"((a)(" * 50_000
+    outcome = await run("ocr", tmp_path, input=pdf(content) + b"<<x" * 200_000 + b"/Type" * 100_000)
+    assert outcome.code == "UNSUPPORTED_INPUT"
+
+
+@pytest.mark.parametrize(
+    ("ref", "code"), [("blob://in/a.pdf", "INPUT_NOT_FOUND"), ("https://x.example/a.pdf", "UNSUPPORTED_REF")]
+)
+async def test_a_made_up_ref_fails_for_good_unless_in_a_demo(tmp_path: Path, ref: str, code: str) -> None:
+    failed = await run("ocr", tmp_path, input_ref=ref)
+    assert (failed.code, failed.failure_class) == (code, "NON_RETRYABLE")
+    one = await run("ocr", tmp_path, settings={"demo_inputs": True}, input_ref=ref)
+    other = await run("ocr", tmp_path, settings={"demo_inputs": True}, input_ref=ref, attempt_no=2)
+    assert one.result == other.result
+    assert one.result["chars"] > 500
+
+
+async def test_in_a_demo_a_document_that_exists_is_still_read(tmp_path: Path) -> None:
+    (tmp_path / "blobs/in").mkdir(parents=True)
+    (tmp_path / "blobs/in/a.txt").write_text("real")
+    outcome = await run("ocr", tmp_path, settings={"demo_inputs": True}, input_ref="blob://in/a.txt")
+    assert outcome.result["chars"] == 4
+
+
+async def test_the_last_step_writes_what_the_client_wants(tmp_path: Path) -> None:
+    outcome = await run_text("ocr", tmp_path, "text", last_step=True)
+    assert outcome.output.read_text() == "text"
+    assert outcome.result["output_ref"] == f"file://{outcome.output}"
+
+
+async def test_an_earlier_step_leaves_output_ref_alone(tmp_path: Path) -> None:
+    assert not (await run_text("ocr", tmp_path, "text")).output.exists()
+
+
+async def test_in_a_demo_an_https_output_is_kept_under_the_blob_root(tmp_path: Path) -> None:
+    outcome = await run_text(
+        "ocr", tmp_path, "text", settings={"demo_inputs": True}, last_step=True, output_ref="https://x.example/out/"
+    )
+    kept = tmp_path / "blobs" / outcome.result["output_ref"].removeprefix("blob://")
+    assert kept.read_text() == "text"
+
+
+@pytest.mark.parametrize(
+    ("payload", "code"),
+    [
+        ({"pages": "all"}, "INVALID_PAYLOAD"),
+        ({"dpi": 10}, "INVALID_PAYLOAD"),
+        ({"pages": [7]}, "NO_SUCH_PAGE"),
+        ({"pages": []}, "NO_SUCH_PAGE"),
+    ],
+)
+async def test_a_payload_that_makes_no_sense_fails_for_good(
+    tmp_path: Path, payload: dict[str, object], code: str
+) -> None:
+    outcome = await run_text("ocr", tmp_path, "one\ftwo", payload)
+    assert (outcome.code, outcome.failure_class) == (code, "NON_RETRYABLE")
+
+
+async def test_a_document_of_too_many_pages_is_refused_unless_some_are_chosen(tmp_path: Path) -> None:
+    text = "\f".join(["page"] * 2001)
+    assert (await run_text("ocr", tmp_path, text)).code == "TOO_MANY_PAGES"
+    assert (await run_text("ocr", tmp_path, text, {"pages": [2001]})).result["pages"] == 1
+
+
+async def test_an_endless_text_is_refused(tmp_path: Path) -> None:
+    assert (await run_text("ocr", tmp_path, "x" * 32_000_001)).code == "INPUT_TOO_LARGE"
