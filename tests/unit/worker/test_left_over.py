@@ -1,0 +1,452 @@
+"""What must survive: results of processes that died, directives while a store is away, and both while we stop."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from lucius.contract import CallbackUrls, Directive
+from lucius.worker import Service, StepContext, StepResult, results
+from lucius.worker.idempotency import NEW, Key, MemoryIdempotency, Standing, StoreDown, key_of
+from lucius.worker.journal import Journal
+from lucius.worker.runtime import CLAIM_SECONDS
+from tests.unit.worker.bench import Bench, Scripted
+from tests.unit.worker.support import directive, until
+
+RESULT = b'{"jobId":"job-1","status":"SUCCEEDED","result":{"n":1}}'
+
+
+def left_by_a_dead_process(folder: Path, work: Directive, result: bytes | None = None) -> None:
+    journal = Journal(folder)
+    journal.begin([work])
+    if result is not None:
+        journal.finish(work, result)
+    journal.close()
+
+
+def waiting_in(folder: Path) -> list[Key]:
+    """What the next process would find, were this one dead."""
+    journal = Journal(folder)
+    try:
+        return [key_of(left.directive) for left in journal.left_over()]
+    finally:
+        journal.close()
+
+
+async def stop(bench: Bench, runtime: Any) -> None:
+    runtime.stop()
+    await bench.ended()
+    await bench.sender.undelivered_below(1)
+
+
+async def some_turns() -> None:
+    """Enough for something to happen, if it did."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+# Left by processes that died
+
+
+async def test_a_result_left_over_is_sent_once(bench: Bench, tmp_path: Path) -> None:
+    left_by_a_dead_process(tmp_path, directive(bench.orchestrator.url), RESULT)
+    for _ in range(2):
+        journal = Journal(tmp_path)
+        runtime = bench.start(Scripted(), journal=journal)
+        await until(lambda runtime=runtime: runtime.ready or bool(bench.results()))  # type: ignore[misc]
+        await bench.sender.undelivered_below(1)
+        await stop(bench, runtime)
+        journal.close()
+    assert [item["result"] for item in bench.results()] == [{"n": 1}]
+    assert waiting_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("safety", "failure_class", "code"),
+    [
+        ("SAFE_TO_RETRY", "TRANSIENT", "SERVICE_RESTARTED"),
+        ("SAFE_TO_RETRY_WITH_GUARD", "TRANSIENT", "SERVICE_RESTARTED"),
+        ("NOT_SAFE_TO_RETRY", "NON_RETRYABLE", "INTERRUPTED"),
+    ],
+)
+async def test_an_attempt_that_was_cut_off_is_reported_as_failed(
+    bench: Bench, tmp_path: Path, safety: str, failure_class: str, code: str
+) -> None:
+    left_by_a_dead_process(tmp_path, directive(bench.orchestrator.url, retry_safety=safety))
+    scripted = Scripted()
+    bench.start(scripted, journal=Journal(tmp_path))
+    result = await bench.result()
+    assert (result["status"], result["failure_class"], result["error"]["code"]) == ("FAILED", failure_class, code)
+    await bench.publish(1, retry_safety=safety)
+    await until(lambda: len(bench.results()) == 2)
+    assert bench.results()[0] == bench.results()[1]
+    assert scripted.started == []
+
+
+async def test_a_directive_that_comes_again_while_its_result_is_on_its_way_is_not_done(
+    bench: Bench, tmp_path: Path
+) -> None:
+    port = bench.orchestrator.port
+    await bench.orchestrator.stop()
+    left_by_a_dead_process(tmp_path, directive(bench.orchestrator.url), RESULT)
+    scripted = Scripted()
+    bench.start(scripted, journal=Journal(tmp_path))
+    await until(lambda: bool(bench.waits()))
+    await bench.publish(1)
+    await until(lambda: bench.bus.backlog("ocr") == 0)
+    await some_turns()
+    assert (scripted.started, bench.sender.undelivered) == ([], 1)
+    await bench.orchestrator.start(port)
+    while not bench.results():
+        bench.timing.advance(1)
+        await asyncio.sleep(0)
+    assert bench.results()[0]["result"] == {"n": 1}
+
+
+async def test_what_a_process_beside_us_leaves_is_taken_up_in_time(bench: Bench, tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    bench.start(Scripted(), journal=journal)
+    beside = Journal(tmp_path)
+    beside.begin([directive(bench.orchestrator.url, 7)])
+    bench.timing.advance(CLAIM_SECONDS)
+    await some_turns()
+    assert bench.results() == [], "it lives"
+    beside.close()
+    await until(lambda: CLAIM_SECONDS / 3 in bench.timing.waits)
+    bench.timing.advance(CLAIM_SECONDS)
+    assert (await bench.result())["error"]["code"] == "SERVICE_RESTARTED"
+
+
+async def test_a_journal_that_can_not_be_read_yet_is_read_later(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_by_a_dead_process(tmp_path, directive(bench.orchestrator.url), RESULT)
+    journal = Journal(tmp_path)
+    real, failing = journal.left_over, [True]
+
+    def left_over() -> Any:
+        if failing:
+            raise StoreDown("locked")
+        return real()
+
+    monkeypatch.setattr(journal, "left_over", left_over)
+    runtime = bench.start(Scripted(lambda _: StepResult()), journal=journal)
+    await bench.publish(2)
+    await bench.result()
+    assert runtime.ready
+    failing.clear()
+    bench.timing.advance(CLAIM_SECONDS)
+    await until(lambda: len(bench.results()) == 2)
+    assert bench.results()[1]["result"] == {"n": 1}
+
+
+async def test_an_attempt_cut_off_with_its_loop_is_left_to_the_next_process(bench: Bench, tmp_path: Path) -> None:
+    """As when the process is ended in a hurry: nothing may be lost silently."""
+    journal = Journal(tmp_path)
+    scripted = Scripted()
+    bench.start(scripted, journal=journal)
+    await bench.publish(1)
+    await until(lambda: bool(scripted.started))
+    await bench.orchestrator.stop()
+    assert bench.running is not None
+    bench.running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await bench.ended()
+    journal.close()
+    assert [key.jobId for key in waiting_in(tmp_path)] == ["job-1"]
+
+
+# While a store is away
+
+
+class Flaky:
+    """A store that is away when told to be, and forgets claims as one does whose time ran out."""
+
+    def __init__(self) -> None:
+        self.inner = MemoryIdempotency()
+        self.away: set[str] = set()
+        self.asked: list[str] = []
+
+    async def claim(self, keys: Sequence[Key], seconds: float) -> list[Standing]:
+        self._check("claim")
+        standings = await self.inner.claim(keys, seconds)
+        return [NEW if "forgets" in self.away else standing for standing in standings]
+
+    async def renew(self, keys: Sequence[Key], seconds: float) -> None:
+        self._check("renew")
+        await self.inner.renew(keys, seconds)
+
+    async def finish(self, key: Key, result: bytes) -> None:
+        self._check("finish")
+        await self.inner.finish(key, result)
+
+    async def release(self, key: Key) -> None:
+        self._check("release")
+        await self.inner.release(key)
+
+    async def close(self) -> None:
+        pass
+
+    def _check(self, what: str) -> None:
+        self.asked.append(what)
+        if what in self.away:
+            raise StoreDown("the store is away")
+
+
+async def test_directives_wait_for_a_store_that_is_away_and_nothing_more_is_pulled(bench: Bench) -> None:
+    store = Flaky()
+    store.away.add("claim")
+    scripted = Scripted(lambda _: StepResult())
+    runtime = bench.start(scripted, store=store, concurrency=2)
+    await bench.publish(1, 2, 3)
+    for pause in (0.25, 0.5, 1, 2, 4, 5, 5, 5):
+        await until(lambda pause=pause: bench.waits() == [pause])  # type: ignore[misc]
+        assert (runtime.ready, bench.bus.backlog("ocr")) == (False, 1)
+        bench.timing.advance(pause)
+    store.away.clear()
+    await until(lambda: len(bench.results()) == 3)
+    assert runtime.ready
+    assert len(scripted.started) == 3
+
+
+async def test_stopping_while_the_store_is_away_takes_no_time_and_begins_nothing(bench: Bench) -> None:
+    store = Flaky()
+    store.away.add("claim")
+    scripted = Scripted()
+    runtime = bench.start(scripted, store=store)
+    await bench.publish(1)
+    await until(lambda: bench.waits() == [0.25])
+    with capture_logs() as lines:
+        await stop(bench, runtime)
+    assert (scripted.started, bench.orchestrator.callbacks) == ([], [])
+    assert any("directives not begun" in line["event"] for line in lines)
+
+
+async def test_a_result_is_sent_though_the_store_is_away_and_the_step_is_not_done_again(
+    bench: Bench, tmp_path: Path
+) -> None:
+    store = Flaky()
+    store.away |= {"finish", "forgets"}
+    journal = Journal(tmp_path)
+    scripted = Scripted(lambda _: StepResult({"n": 1}))
+    runtime = bench.start(scripted, store=store, journal=journal)
+    await bench.publish(1)
+    await bench.result()
+    await bench.sender.undelivered_below(1)
+    await bench.publish(1)
+    await until(lambda: len(bench.results()) == 2)
+    assert bench.results()[0] == bench.results()[1]
+    assert len(scripted.started) == 1
+    await bench.sender.undelivered_below(1)
+    journal._flush()  # as a moment later
+    assert journal.file.rows("SELECT 1 FROM attempts WHERE owner IS NOT NULL"), "the only one who knows keeps it"
+    store.away = {"forgets"}
+    await until(lambda: CLAIM_SECONDS / 3 in bench.timing.waits)
+    bench.timing.advance(CLAIM_SECONDS / 3)
+    await until(lambda: store.asked.count("finish") == 2)
+    await some_turns()
+    journal._flush()
+    assert not journal.file.rows("SELECT 1 FROM attempts WHERE owner IS NOT NULL")
+    assert runtime.ready
+
+
+async def test_what_a_store_missed_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(results, "MOST_UNREMEMBERED", 3)
+    store = Flaky()
+    store.away.add("finish")
+    journal = Journal(tmp_path)
+    runtime = bench.start(Scripted(lambda _: StepResult()), store=store, journal=journal)
+    await bench.publish(*range(8))
+    await until(lambda: len(bench.results()) == 8 and not runtime.attempts)
+    await bench.sender.undelivered_below(1)
+    journal._flush()
+    assert len(journal.file.rows("SELECT 1 FROM attempts WHERE owner IS NOT NULL")) == 3
+
+
+async def test_claims_of_what_runs_are_renewed_and_a_fenced_one_is_released(bench: Bench) -> None:
+    store = Flaky()
+    scripted = Scripted()
+    runtime = bench.start(scripted, store=store)
+    await bench.publish(1)
+    await until(lambda: bool(bench.orchestrator.of_type("ack")))
+    store.away |= {"renew", "release"}
+    bench.timing.advance(CLAIM_SECONDS / 3)
+    await until(lambda: "renew" in store.asked)
+    store.away.clear()
+    await until(lambda: CLAIM_SECONDS / 3 in bench.timing.waits)
+    bench.timing.advance(CLAIM_SECONDS / 3)
+    await until(lambda: store.asked.count("renew") == 2)
+    bench.orchestrator.answer = lambda _: {"status": 409}
+    bench.timing.advance(300)
+    await until(lambda: not runtime.attempts)
+    assert store.asked[-1] == "release"
+    assert await store.inner.claim([key_of(directive())], 1) == [NEW]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_journal_without_room_to_begin_holds_directives_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    journal = Journal(None)
+    begin, failures = journal.begin, [StoreDown("no space left")] * times
+
+    def begin_later(directives: Sequence[Directive]) -> None:
+        if failures:
+            raise failures.pop()
+        begin(directives)
+
+    monkeypatch.setattr(journal, "begin", begin_later)
+    scripted = Scripted(lambda _: StepResult())
+    runtime = bench.start(scripted, journal=journal)
+    await bench.publish(1)
+    for pause in (0.25, 0.5, 1)[:times]:
+        await until(lambda pause=pause: bench.waits() == [pause])  # type: ignore[misc]
+        assert (runtime.ready, scripted.started, bench.orchestrator.callbacks) == (False, [], [])
+        bench.timing.advance(pause)
+    await bench.result()
+    assert len(scripted.started) == 1
+    await until(lambda: runtime.ready)
+
+
+async def test_a_journal_without_room_to_finish_loses_no_result(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(None)
+
+    def finish(work: Directive, result: bytes) -> None:
+        raise StoreDown("no space left")
+
+    monkeypatch.setattr(journal, "finish", finish)
+    with capture_logs() as lines:
+        bench.start(Scripted(lambda _: StepResult({"n": 1})), journal=journal)
+        await bench.publish(1)
+        assert (await bench.result())["result"] == {"n": 1}
+    assert any("could not be written down" in line["event"] for line in lines)
+
+
+# While stopping
+
+
+async def test_what_begins_while_we_stop_has_the_grace_period_too(bench: Bench) -> None:
+    """Told to stop just as the claim of what was pulled is answered."""
+    store, gate = Flaky(), asyncio.Event()
+    claim = store.claim
+
+    async def slow_claim(keys: Sequence[Key], seconds: float) -> list[Standing]:
+        await gate.wait()
+        return await claim(keys, seconds)
+
+    store.claim = slow_claim  # type: ignore[method-assign]
+    scripted = Scripted()
+    runtime = bench.start(scripted, store=store)
+    await bench.publish(1)
+    await until(lambda: bench.bus.backlog("ocr") == 0)
+    runtime.stop()
+    await until(lambda: 10 in bench.timing.pauses)
+    gate.set()
+    await until(lambda: bool(scripted.started))
+    await some_turns()
+    assert scripted.stopped == 0
+    scripted.gate.set()
+    await bench.ended()
+    assert (await bench.result())["status"] == "SUCCEEDED"
+
+
+async def test_a_claim_that_is_never_answered_does_not_hold_up_the_end(bench: Bench) -> None:
+    store = Flaky()
+    scripted = Scripted()
+
+    async def claim(keys: Sequence[Key], seconds: float) -> list[Standing]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    store.claim = claim  # type: ignore[method-assign]
+    runtime = bench.start(scripted, store=store, grace=10)
+    await bench.publish(1)
+    await until(lambda: bench.bus.backlog("ocr") == 0)
+    runtime.stop()
+    await until(lambda: 10 in bench.timing.pauses)
+    bench.timing.advance(10)
+    await bench.ended()
+    assert scripted.started == []
+
+
+async def test_an_attempt_that_does_not_heed_its_end_is_reported_without_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lucius.worker.runtime.UNWIND_SECONDS", 0.05)
+    service, gate, ended = Service("ocr"), asyncio.Event(), asyncio.Event()
+
+    @service.step()
+    async def execute(ctx: StepContext) -> StepResult:
+        while not gate.is_set():
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                continue
+        ended.set()
+        return StepResult("too late")
+
+    runtime = bench.start(service)
+    await bench.publish(1)
+    await until(lambda: bool(runtime.attempts) and bool(bench.orchestrator.of_type("ack")))
+    runtime.stop()
+    runtime.stop()
+    await bench.ended()
+    assert (await bench.result())["error"]["code"] == "SERVICE_STOPPING"
+    gate.set()
+    await ended.wait()
+    await some_turns()
+    await bench.sender.undelivered_below(1)
+    assert len(bench.results()) == 1, "what it says afterwards is not heard"
+
+
+async def test_a_runtime_that_is_cancelled_leaves_no_task_behind(bench: Bench) -> None:
+    before = asyncio.all_tasks()
+    scripted = Scripted()
+    bench.start(scripted)
+    await bench.publish(1, 2)
+    await until(lambda: len(scripted.started) == 2)
+    assert bench.running is not None
+    bench.running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await bench.ended()
+    await some_turns()
+    left = [task.get_coro() for task in asyncio.all_tasks() - before]
+    assert [found for found in left if "lucius" in str(found)] == []
+    assert {item["error"]["code"] for item in bench.results()} == {"SERVICE_STOPPING"}
+
+
+async def test_told_to_stop_before_it_starts_it_pulls_nothing(bench: Bench) -> None:
+    await bench.publish(1)
+    runtime = bench.start(Scripted())
+    runtime.stop()
+    await bench.ended()
+    assert bench.bus.backlog("ocr") == 1
+
+
+# Directives that would hurt
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"callback_token": "a\r\nX: y"},
+        {"callback_token": "ümlaut"},
+        {"ack_deadline": "soon"},
+        {"ack_deadline": ""},
+        {"callback_urls": CallbackUrls(ack="http://x/a b", result="http://x/r", heartbeat="http://x/h")},
+        {"callback_urls": CallbackUrls(ack="http://x/a", result="ftp://x/r", heartbeat="http://x/h")},
+    ],
+)
+async def test_a_directive_that_can_not_be_answered_is_ignored_and_hurts_nobody(
+    bench: Bench, changes: dict[str, Any]
+) -> None:
+    scripted = Scripted(lambda _: StepResult())
+    runtime = bench.start(scripted)
+    await bench.publish(1, **changes)
+    await bench.publish(2)
+    assert (await bench.result())["jobId"] == "job-2"
+    assert len(scripted.started) == 1
+    await until(lambda: not runtime.attempts)
