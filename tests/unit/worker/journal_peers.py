@@ -55,7 +55,8 @@ class Diary:
 
     def read(self) -> dict[int, set[str]]:
         words: dict[int, set[str]] = {}
-        for line in self._path.read_text().splitlines():
+        whole, _, _cut_by_the_kill = self._path.read_text().rpartition("\n")
+        for line in whole.splitlines():
             word, number = line.split()
             words.setdefault(int(number), set()).add(word)
         return words
