@@ -4,12 +4,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from lucius.cli.client import Client
 from lucius.cli.connection import Connection
-from lucius.cli.demo.commands import Document
+from lucius.cli.demo.commands import QUESTIONS, Document
 from lucius.cli.demo.stack import CONTROL_PLANE, Stack
 from lucius.cli.demo.stage import Hit, Stage
 from lucius.cli.demo.verdict import Verdict, judge, show
@@ -21,12 +22,13 @@ from tests.unit.cli.support import Stub, attempt, event, job, step
 async def stage(stub: Stub, tmp_path: Path) -> AsyncIterator[Stage]:
     """One job of one step, to which all of it was done, and which survived."""
     output = tmp_path / "a.out"
-    output.write_text("done")
+    output.write_bytes(answering({}))
     stub.routes["GET /v1/jobs"] = (200, {"jobs": [job()], "next_cursor": None})
     tell(stub, [attempt(1, "LEASE_EXPIRED"), attempt(2, "ACK_TIMEOUT", acked_at=None), attempt(3)], EVENTS)
     async with Client(Connection(stub.url, "k")) as client:
-        made = Stage(Stack(tmp_path / "stack"), client, Scene(Console(), list))
-        made.accepted = {"j-1": Document("acme", "a", {"output_ref": output.as_uri()})}
+        contract = Document("acme", "a", {"output_ref": output.as_uri()})
+        made = Stage(Stack(tmp_path / "stack"), client, Scene(Console(), list), contract)
+        made.accepted = {"j-1": contract}
         made.commands = {"acme/a"}
         made.repeats = 1
         made.killed = ["ocr", CONTROL_PLANE]
@@ -37,6 +39,12 @@ async def stage(stub: Stub, tmp_path: Path) -> AsyncIterator[Stage]:
             "late": Hit("j-1", "ocr", 1),
         }
         yield made
+
+
+def answering(instead: dict[int, str]) -> bytes:
+    """What SIS leaves if it answers rightly, but for these."""
+    said = [instead.get(number, f"It is {question.contains}.") for number, question in enumerate(QUESTIONS)]
+    return msgspec.json.encode({"answers": [{"answer": words, "sources": [{"page": 3}]} for words in said]})
 
 
 def tell(stub: Stub, attempts: list[dict[str, Any]], events: list[dict[str, Any]]) -> None:
@@ -92,7 +100,7 @@ async def test_a_job_nobody_was_told_of_is_noticed(stage: Stage, stub: Stub) -> 
 
 async def test_a_missing_output_is_noticed(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "a.out").unlink()
-    assert await failed_checks(stage) == {"all_outputs_written"}
+    assert await failed_checks(stage) == {"all_outputs_written", "contract_read"}
 
 
 async def test_a_result_applied_twice_is_noticed(stage: Stage, stub: Stub) -> None:
@@ -134,3 +142,33 @@ def last_line(verdict: Verdict) -> str:
     with console.capture() as shown:
         show(verdict, console)
     return shown.get().splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", ["", "It is something else."])
+async def test_a_wrong_or_missing_answer_is_noticed(stage: Stage, words: str) -> None:
+    output_of(stage).write_bytes(answering({0: words}))
+    assert await failed_checks(stage) == {"contract_read"}
+
+
+async def test_what_a_scan_says_counts_only_where_scans_can_be_read(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scanned,) = [number for number, question in enumerate(QUESTIONS) if question.scanned]
+    output_of(stage).write_bytes(answering({scanned: ""}))
+    assert await failed_checks(stage) == {"contract_read"}
+    monkeypatch.setenv("LUCIUS_OCR_ENGINE", "off")
+    assert await failed_checks(stage) == set()
+
+
+async def test_the_answers_are_shown_with_their_pages(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    output_of(stage).write_bytes(answering({0: ""}))
+    show(await judge(stage, 1), Console(width=120))
+    shown = capsys.readouterr().out
+    assert "What does one pump cost?" in shown
+    assert "not found" in shown
+    assert "It is Ingrid Solberg." in shown
+    assert "page 3, scanned" in shown
+
+
+def output_of(stage: Stage) -> Path:
+    return Path(str(stage.contract.command["output_ref"]).removeprefix("file://"))
