@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import re
 import socket
 import threading
 from collections import deque
@@ -158,12 +159,17 @@ class Proxy:
     async def _pass_stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         left = self.cut_after_events
         while chunk := await reader.read(65536):
+            if left is not None:
+                ends = [found.end() for found in re.finditer(rb"data: [^\n]*\n\n", chunk)]
+                if len(ends) >= left:
+                    writer.write(chunk[: ends[left - 1]])
+                    await writer.drain()
+                    return
+                left -= len(ends)
             writer.write(chunk)
             await writer.drain()
-            if left is not None:
-                left -= chunk.count(b"\nevent:")
-                if left <= 0:
-                    return
+            if chunk.endswith(b"0\r\n\r\n"):
+                return
 
 
 async def _message(reader: asyncio.StreamReader) -> bytes:

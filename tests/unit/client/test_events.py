@@ -5,8 +5,11 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from lucius.client import AsyncClient, NotFound, Unreachable
+from tests.support.peer import peer
+from tests.unit.cli.support import event, job, stream
 from tests.unit.client.support import OCR, Proxy, Server, client
 
 
@@ -73,9 +76,13 @@ async def test_what_happens_while_the_server_is_seen_by_nobody_is_told_later(
 async def test_a_stream_that_is_cut_again_and_again_goes_on_where_it_was(
     far: AsyncClient, network: Proxy, server: Server, events: int
 ) -> None:
+    """For longer than our patience: each event is a reason for more."""
     network.cut_after_events = events
     job_id = (await far.submit("OCR", **OCR)).jobId
-    following = asyncio.create_task(follow(far, job_id))
+    for _ in range(5):
+        await far.pause(job_id)
+        await far.resume(job_id)
+    following = asyncio.create_task(follow(far, job_id, retry_for=0.5))
     await asyncio.sleep(0.2)
     await server.api.finish(job_id)
     async with asyncio.timeout(20):
@@ -138,3 +145,59 @@ async def test_patience_with_a_stream_is_its_own(server: Server) -> None:
         await server.api.succeed(directive)
         async with asyncio.timeout(15):
             assert await following == await all_of(server, job_id)
+
+
+async def test_a_stream_that_begins_anew_each_time_tells_nothing_twice() -> None:
+    """Not every proxy passes Last-Event-ID on."""
+    told = [event(n, "E") for n in (1, 2, 3)]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "last-event-id" in request.headers:
+            seen = sum("last-event-id" in one.headers for one in there.seen)
+            body = stream(*told[: min(seen + 1, 3)], ended=seen > 2)
+            return web.Response(body=body, content_type="text/event-stream")
+        if request.path.endswith("/events"):
+            return web.json_response({"events": [], "next_cursor": None})
+        ended = sum("last-event-id" in one.headers for one in there.seen) > 2
+        return web.json_response(job(status="SUCCEEDED" if ended else "IN_PROGRESS"))
+
+    async with peer() as there, client(there.url) as lucius:
+        there.answer = answer
+        assert await follow(lucius, "j-1") == [(1, "E"), (2, "E"), (3, "E")]
+
+
+async def test_a_network_that_allows_no_streams_is_polled_for_as_long_as_the_job_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lucius.client.retry.pause_after", lambda *_: 0.2)
+    looks = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal looks
+        if "last-event-id" in request.headers:
+            return web.Response(body=b"", content_type="text/event-stream")
+        if request.path.endswith("/events"):
+            told = [event(n, "E") for n in range(int(request.query["cursor"]) + 1, looks + 1)]
+            return web.json_response({"events": told, "next_cursor": None})
+        looks += 1
+        return web.json_response(job(status="SUCCEEDED" if looks > 4 else "IN_PROGRESS"))
+
+    async with peer() as there, client(there.url, retry_for=0) as lucius:
+        there.answer = answer
+        # Four pauses, each within our patience, all of them not: the server answers, and that is enough.
+        assert await follow(lucius, "j-1", retry_for=0.3) == [(n, "E") for n in range(1, 6)]
+
+
+async def test_the_look_after_a_stream_is_tried_as_long_as_the_stream() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "last-event-id" in request.headers:
+            return web.Response(body=stream(event(1, "E")), content_type="text/event-stream")
+        if len(there.seen) % 2 == 0:  # every second look is lost on the way
+            return web.Response(status=502, text="bad gateway")
+        if request.path.endswith("/events"):
+            return web.json_response({"events": [event(2, "E")], "next_cursor": None})
+        return web.json_response(job())
+
+    async with peer() as there, client(there.url, retry_for=0) as lucius:
+        there.answer = answer
+        assert await follow(lucius, "j-1", retry_for=5) == [(1, "E"), (2, "E")]

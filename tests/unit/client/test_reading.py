@@ -94,9 +94,15 @@ def test_a_record_that_knows_all_its_fields_may_get_more() -> None:
         b'{"jobId": 7, "status": "X", "duplicate": false}',
         b'{"jobId": "j", "status": "X", "duplicate": 1}',
         b'{"jobId": "j", "status": null, "duplicate": true}',
+        b'{"jobId": true, "status": "X", "duplicate": true}',
         b'{"jobId": "\xff", "status": "X", "duplicate": true}',
     ],
 )
 def test_what_can_not_be_the_record_is_refused(answer: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever is wrong with it
         read(answer, c.Accepted)
+
+
+def test_a_truth_is_not_a_number() -> None:
+    with pytest.raises(ValueError, match="int expected, not True"):
+        convert({"outcome": "x", "retried": True, "pending": 0}, c.OutboxRetried)

@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 import typing
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lucius.client import AsyncClient, Client, Command, Conflict, Invalid, JobFailed, NotFound, TimedOut
+from lucius.client.bridge import Bridge
 from lucius.client.protocols import AsyncProtocols
 from lucius.client.reviews import AsyncReviews
 from lucius.client.sync_parts import Protocols, Reviews
@@ -178,6 +179,25 @@ def test_whoever_stops_iterating_closes_the_stream(lucius: Client, server: Serve
     assert not server.api.runtime.hub._watchers
 
 
+def test_a_source_is_closed_before_anyone_goes_on() -> None:
+    closed = []
+
+    async def source() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            await asyncio.sleep(0.05)
+            closed.append(True)
+
+    bridge, kept = Bridge(), source()
+    numbers = bridge.iterate(kept)
+    assert next(numbers) == 1
+    numbers.close()  # type: ignore[attr-defined]
+    assert closed == [True]
+    bridge.close(asyncio.sleep(0))
+
+
 # One that ends
 
 
@@ -248,6 +268,7 @@ def test_a_client_from_before_a_fork_says_so(lucius: Client) -> None:
     pid = os.fork()
     if pid == 0:
         code = 3
+        signal.alarm(10)  # whatever happens, this process ends
         try:
             lucius.protocols.list()
         except RuntimeError as error:

@@ -47,8 +47,9 @@ async def test_a_server_that_stays_away_is_given_up_after_our_patience(lucius: A
     waiting = asyncio.create_task(lucius.wait(job_id, retry_for=0.5))
     await asyncio.sleep(0.1)
     await server.stop()
-    with pytest.raises(Unreachable, match="no server answers at"):
-        await waiting
+    async with asyncio.timeout(5):
+        with pytest.raises(Unreachable, match="no server answers at"):
+            await waiting
 
 
 async def test_a_timeout_says_how_the_job_stands(lucius: AsyncClient, server: Server) -> None:
@@ -124,14 +125,19 @@ async def test_more_waits_than_connections_all_come_to_their_turn(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_module, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("lucius.client.waiting.LONG_POLL", 2.0)
     monkeypatch.setattr("lucius.client.waiting.SHORT_POLL", 0.1)
     async with AsyncClient(server.url, api_key=KEY) as lucius:
-        ids = [(await lucius.submit("OCR", **OCR, idempotency_key=str(n))).jobId for n in range(6)]
-        waiting = [asyncio.create_task(lucius.wait(job_id, timeout=20)) for job_id in reversed(ids)]
+        ids = [(await lucius.submit("OCR", **OCR, idempotency_key=str(n))).jobId for n in range(8)]
+        waiting = [asyncio.create_task(lucius.wait(job_id, timeout=20)) for job_id in ids]
+        directives = {directive["jobId"]: directive for directive in await server.api.pull(max=10)}
         await asyncio.sleep(0.05)
-        async with asyncio.timeout(2):
-            assert (await lucius.get(ids[0])).status == "DISPATCHING"  # requests don't queue behind polls
-        for directive in await server.api.pull(max=10):
+        async with asyncio.timeout(1):
+            await lucius.get(ids[0])  # requests don't queue behind polls
+        await server.api.succeed(directives.pop(ids[-1]))
+        async with asyncio.timeout(3.5):  # one long poll of those before it, and then short ones
+            assert (await waiting.pop()).status == "SUCCEEDED"
+        for directive in directives.values():
             await server.api.succeed(directive)
         async with asyncio.timeout(10):
             assert {job.status for job in await asyncio.gather(*waiting)} == {"SUCCEEDED"}
