@@ -1,7 +1,6 @@
 """Images as pages: PNG, JPEG, TIFF with many pages, WebP, BMP, GIF."""
 
 import io
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from lucius.services.engine import Engine
@@ -29,9 +28,7 @@ class ImageSheets:
         self._engine = engine
         self._bomb: type[Exception] = self._pillow.DecompressionBombError
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # its own limit is lower than ours, and only a warning
-                self._file: Any = self._pillow.open(io.BytesIO(data), formats=FORMATS)
+            self._file: Any = self._pillow.open(io.BytesIO(data), formats=FORMATS)
         except self._bomb as error:
             raise _too_large() from error
         except _DAMAGED as error:

@@ -41,9 +41,6 @@ class PdfSheets:
             except self._error as error:
                 raise _refused(error) from error
             self._count = len(self._document)
-        if not self._count:
-            self.close()
-            raise NotText("a PDF without pages", code="DAMAGED_INPUT")
 
     @property
     def count(self) -> int:

@@ -47,6 +47,11 @@ async def test_each_page_of_a_pdf_is_read_by_its_text_layer_or_its_pixels(tmp_pa
     assert found[1]["confidence"] > 0.9
 
 
+async def test_a_page_of_strokes_is_looked_at_since_letters_may_be_drawn(tmp_path: Path) -> None:
+    outcome = await run("ocr", tmp_path, {"dpi": 72}, input=document([Page(b"60 60 m 200 200 l S"), Page(b"")]))
+    assert (outcome.result["text_pages"], outcome.result["ocr_pages"]) == (1, 1)
+
+
 async def test_a_stamp_over_a_scan_does_not_pass_for_its_text(tmp_path: Path) -> None:
     scan = scanned("Invoice 4711")
     stamped = Page(scan.content + b" BT /F1 9 Tf 20 20 Td (Page 3) Tj ET", scan.image)
