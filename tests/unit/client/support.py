@@ -34,6 +34,10 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listens = asyncio.Event()
+        self.stops = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.stops.wait()  # at once, and not at the next tick
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -83,7 +87,7 @@ class Server:
             yield
         finally:
             self.api.runtime.hub.close()  # as a stopping server does: long polls and streams end
-            server.should_exit = True
+            server.stops.set()
             await task
             listener.close()
 

@@ -90,7 +90,10 @@ async def test_a_stream_that_is_cut_again_and_again_goes_on_where_it_was(
     assert sum(b"text/event-stream" in head for head in network.heads) > 1
 
 
-async def test_a_server_with_too_many_streams_is_polled(lucius: AsyncClient, server: Server) -> None:
+async def test_a_server_with_too_many_streams_is_polled(
+    lucius: AsyncClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lucius.client.retry.pause_after", lambda *_: 0.2)  # it asks for 5 s
     slots = server.api.app._app.state.streams  # type: ignore[attr-defined]
     while not slots.locked():
         await slots.acquire()

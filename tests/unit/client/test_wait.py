@@ -117,7 +117,7 @@ async def test_a_server_that_knows_no_long_polls_is_not_asked_in_circles(
     job_id = (await far.submit("OCR", **OCR)).jobId
     server.api.runtime.hub.close()  # from now on every poll is answered at once
     with pytest.raises(TimedOut):
-        await far.wait(job_id, timeout=2)
+        await far.wait(job_id, timeout=1)
     assert 3 < len(network.seen) < 40
 
 
