@@ -14,7 +14,7 @@ READ = 0.05
 EMBEDDED = 0.95
 
 
-def embedding(settings: ServiceSettings) -> Service:
+def embedding_service(settings: ServiceSettings) -> Service:
     service = Service("embedding", version=__version__)
     documents = Documents(settings)
     models = Models(settings.embedding_model, settings.threads)

@@ -11,8 +11,8 @@ from lucius.services.text import NotText
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_SOURCE_PIXELS = 100_000_000
-"""Checked before anything is unpacked: a file of some bytes can claim to be a picture of any size."""
+MAX_SOURCE_PIXELS = 89_000_000
+"""Checked before anything is unpacked: a few bytes can claim to be a picture of any size. Pillow warns above this."""
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF")
 WHITE = 255
 # What Pillow raises for damaged files, beside its own UnidentifiedImageError, which is an OSError.

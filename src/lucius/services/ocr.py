@@ -23,7 +23,7 @@ class OcrParams(msgspec.Struct, frozen=True):
     force_ocr: bool = False
 
 
-def ocr(settings: ServiceSettings) -> Service:
+def ocr_service(settings: ServiceSettings) -> Service:
     service = Service("ocr", version=__version__)
     documents = Documents(settings)
 

@@ -26,7 +26,7 @@ AT_ONCE = 4
 SILENCE = "(no answer in the document)"
 
 
-def sis(settings: ServiceSettings) -> Service:
+def sis_service(settings: ServiceSettings) -> Service:
     service = Service("sis", version=__version__)
     work = Answering(settings)
     service.startup(work.models.load)

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 from scripts.demo_pdf import Line, Page, document, image_page, text_page
 
-from lucius.services import images, pages, pdf
+from lucius.services import images, pdf
+from lucius.services.engine import Reading
 from lucius.worker import StopReason
 from lucius.worker.context import LocalLine
 from tests.unit.services.support import hide, picture, run
@@ -57,6 +58,14 @@ async def test_a_stamp_over_a_scan_does_not_pass_for_its_text(tmp_path: Path) ->
     stamped = Page(scan.content + b" BT /F1 9 Tf 20 20 Td (Page 3) Tj ET", scan.image)
     outcome = await run("ocr", tmp_path, input=document([stamped]))
     assert "Invoice 4711" in text_of(outcome)
+
+
+async def test_where_pixels_show_nothing_a_stamp_is_all_there_is(tmp_path: Path) -> None:
+    blank = image_page(Image.new("L", (600, 800), 255))
+    unseen = Page(blank.content + b" BT /F1 9 Tf 3 Tr 20 20 Td (Page 3) Tj ET", blank.image)
+    outcome = await run("ocr", tmp_path, {"dpi": 72}, input=document([unseen]))
+    assert text_of(outcome) == "Page 3"
+    assert outcome.result["text_pages"] == 1
 
 
 async def test_a_text_layer_that_is_no_text_is_not_taken(tmp_path: Path) -> None:
@@ -120,19 +129,29 @@ async def test_an_empty_sheet_has_no_text_and_is_no_failure(tmp_path: Path) -> N
     assert (outcome.result["chars"], outcome.result["confidence"]) == (0, 0.0)
 
 
-async def test_a_picture_that_claims_to_be_huge_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("side", [9_440, 60_000])
+async def test_a_picture_that_claims_to_be_huge_is_refused_before_it_is_unpacked(tmp_path: Path, side: int) -> None:
     header = bytearray(saved(Image.new("L", (8, 8)), "BMP"))
-    header[18:26] = (60_000).to_bytes(4, "little") * 2
+    header[18:26] = side.to_bytes(4, "little") * 2
     outcome = await run("ocr", tmp_path, input=bytes(header))
     assert (outcome.code, outcome.failure_class) == ("INPUT_TOO_LARGE", "NON_RETRYABLE")
 
 
 async def test_pages_are_reduced_to_what_is_bearable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pages, images, pdf):
+    sizes: list[int] = []
+
+    class Ruler:
+        def read(self, page: Image.Image) -> Reading:
+            sizes.append(page.width * page.height)
+            return Reading("", 0.0)
+
+    monkeypatch.setattr("lucius.services.ocr.engine_of", lambda threads: Ruler())
+    for module in (images, pdf):
         monkeypatch.setattr(module, "MAX_PIXELS", 40_000)
-    assert (await run("ocr", tmp_path, input=saved(picture("Large", size=200), "PNG"))).succeeded
-    outcome = await run("ocr", tmp_path, {"dpi": 1200}, input=document([scanned("Large")]), attempt_no=2)
-    assert outcome.result["ocr_pages"] == 1
+    await run("ocr", tmp_path, input=saved(picture("Large", size=200), "PNG"))
+    await run("ocr", tmp_path, {"dpi": 1200}, input=document([scanned("Large")]), attempt_no=2)
+    assert len(sizes) == 2
+    assert all(39_000 < size < 41_000 for size in sizes)
 
 
 ENCRYPTED = b"/Encrypt <</Filter /Standard /V 1 /R 2 /P -4 /O <%s> /U <%s>>> /ID [<00> <00>]" % (b"41" * 32, b"42" * 32)
