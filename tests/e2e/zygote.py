@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import uvicorn
 
 import lucius.api.app  # noqa: F401 - so that a fork finds it imported
+from tests.e2e.victim import victim
 from tests.e2e.witness import serve_witness
 
 Request = dict[str, Any]
@@ -63,6 +64,8 @@ def run(role: str, args: list[str]) -> int:
     try:
         if role == "server":
             uvicorn.run("lucius.api.app:create_app", factory=True, port=int(args[0]), log_level="warning")
+        elif role == "victim":
+            victim(*args).run()
         else:
             asyncio.run(serve_witness(*args))
     except SystemExit as ended:
