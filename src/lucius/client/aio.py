@@ -2,7 +2,7 @@
 
 import os
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -143,9 +143,9 @@ class AsyncClient:
 
     def events(
         self, job_id: str, *, follow: bool = False, after: int = 0, retry_for: float | None = None
-    ) -> AsyncIterator[EventView]:
+    ) -> AsyncGenerator[EventView, None]:
         """What happened to the job, in order, each once. With `follow`, as it happens and until the job has ended; the
-        server may be away for `retry_for` seconds at a time."""
+        server may be away for `retry_for` seconds at a time. Close it if you stop early."""
         if follow:
             return following.follow(self.http, job_id, after, retry_for)
         return following.pages(self.http, job_id, after, retry_for)
@@ -159,7 +159,7 @@ class AsyncClient:
         blocked_on: str | None = None,
         created_after: datetime | str | None = None,
         limit: int | None = None,
-    ) -> AsyncIterator[JobSummary]:
+    ) -> AsyncGenerator[JobSummary, None]:
         """Newest first; all that the key may see, unless told otherwise."""
         since = created_after.astimezone().isoformat() if isinstance(created_after, datetime) else created_after
         wanted = {

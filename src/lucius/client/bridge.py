@@ -6,7 +6,7 @@ So it works inside a running loop too, as in a notebook, and from any number of 
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -31,15 +31,14 @@ class Bridge:
             raise RuntimeError(reason)
         return self._run(work)
 
-    def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
+    def iterate(self, source: AsyncGenerator[T, None]) -> Generator[T, None, None]:
         """Each item as it comes. Whoever stops early closes the source."""
         try:
             while (item := self.run(_next(source))) is not _END:
                 yield item
         finally:
-            close = getattr(source, "aclose", None)
-            if close is not None and not self._unusable():
-                self.run(_awaited(close()))
+            if not self._unusable():
+                self.run(_close(source))
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
         """Do this last, cancel all that is under way, and end the thread. The second time nothing happens."""
@@ -101,13 +100,13 @@ class _End:
 _END: Any = _End()
 
 
-async def _next(source: AsyncIterator[T]) -> T:
+async def _next(source: AsyncGenerator[T, None]) -> T:
     found: T = await anext(source, _END)
     return found
 
 
-async def _awaited(work: Any) -> None:
-    await work
+async def _close(source: AsyncGenerator[T, None]) -> None:
+    await source.aclose()
 
 
 async def _cancel_others() -> None:

@@ -117,7 +117,7 @@ class Http:
         """Raises NotLucius."""
         try:
             return reading.read(answer, kind)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.unlike(str(error)) from error
 
     def unlike(self, reason: str) -> NotLucius:
@@ -213,7 +213,7 @@ class Http:
                 raise ValueError("a problem has a status of 400 or more")
             failure = refused(reading.read(answer, Problem), str(request), retry_after)
             in_doubt = failure.status in (502, 504)
-        except ValueError:
+        except (ValueError, RecursionError):
             failure = NotLucius(self.url, _said(request, response), response.status, retry_after)
             in_doubt = response.status in NOT_NOW and response.status != 429
         failure.maybe_done = in_doubt and request.method != "GET"

@@ -1,6 +1,6 @@
 """What a person must look at. Acts are not sent twice, dry runs aside: look at the item when one went unanswered."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import quote
 
@@ -31,7 +31,7 @@ class AsyncReviews:
         signature: str | None = None,
         job_id: str | None = None,
         limit: int | None = None,
-    ) -> AsyncIterator[ReviewItemView]:
+    ) -> AsyncGenerator[ReviewItemView, None]:
         """Newest first; ANY for every status."""
         wanted = {"tenant_id": tenant, "status": status, "kind": kind, "signature": signature, "jobId": job_id}
         return items(self._http, "/v1/review", wanted, limit, ReviewList, lambda page: page.items)

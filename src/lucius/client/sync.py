@@ -1,7 +1,7 @@
 """The client, for code that blocks: every method is the AsyncClient's, run on the bridge."""
 
 import ssl
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -95,7 +95,7 @@ class Client:
 
     def events(
         self, job_id: str, *, follow: bool = False, after: int = 0, retry_for: float | None = None
-    ) -> Iterator[EventView]:
+    ) -> Generator[EventView, None, None]:
         return self._bridge.iterate(self._client.events(job_id, follow=follow, after=after, retry_for=retry_for))
 
     def jobs(
@@ -107,7 +107,7 @@ class Client:
         blocked_on: str | None = None,
         created_after: datetime | str | None = None,
         limit: int | None = None,
-    ) -> Iterator[JobSummary]:
+    ) -> Generator[JobSummary, None, None]:
         found = self._client.jobs(
             tenant=tenant,
             status=status,

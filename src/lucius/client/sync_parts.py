@@ -1,6 +1,6 @@
 """Protocols and reviews for the blocking client: every method is the asynchronous one's, run on the bridge."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -71,7 +71,7 @@ class Reviews:
         signature: str | None = None,
         job_id: str | None = None,
         limit: int | None = None,
-    ) -> Iterator[ReviewItemView]:
+    ) -> Generator[ReviewItemView, None, None]:
         found = self._reviews.list(
             tenant=tenant, status=status, kind=kind, signature=signature, job_id=job_id, limit=limit
         )

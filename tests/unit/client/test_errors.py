@@ -54,6 +54,7 @@ async def test_other_json_is_not_lucius() -> None:
     error = await not_lucius(always(202, {"hello": "world"}))
     assert str(error).endswith("does not answer as Lucius does: jobId of Accepted is missing")
     await not_lucius(always(202, [1, 2]))
+    await not_lucius(always(202, text="[" * 100_000))
     await not_lucius(always(422, {"type": "x", "title": "another API's problem", "status": 422}))
     await not_lucius(always(202, {**JSON, "duplicate": "maybe"}))
 

@@ -127,7 +127,7 @@ async def test_a_job_that_is_not_there_has_no_events(lucius: AsyncClient) -> Non
 
 async def test_whoever_stops_listening_is_forgotten_by_the_server(lucius: AsyncClient, server: Server) -> None:
     job_id = (await lucius.submit("OCR", **OCR)).jobId
-    async with aclosing(lucius.events(job_id, follow=True)) as events:  # type: ignore[type-var]
+    async with aclosing(lucius.events(job_id, follow=True)) as events:
         assert (await anext(events)).type == "JOB_ACCEPTED"
         assert server.api.runtime.hub._watchers
     for _ in range(500):

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,8 @@ def surface(kind: type) -> dict[str, inspect.Signature]:
 def _plain(method: Any) -> inspect.Signature:
     hints = typing.get_type_hints(method)
     answers = hints.get("return")
-    if typing.get_origin(answers) is AsyncIterator:
-        answers = Iterator[typing.get_args(answers)]  # type: ignore[misc]
+    if typing.get_origin(answers) is AsyncGenerator:
+        answers = Generator[*typing.get_args(answers), None]  # type: ignore[misc]
     signature = inspect.signature(method)
     parameters = [one.replace(annotation=hints.get(name)) for name, one in signature.parameters.items()]
     return signature.replace(parameters=parameters, return_annotation=answers)
@@ -172,7 +172,7 @@ def test_whoever_stops_iterating_closes_the_stream(lucius: Client, server: Serve
     events = lucius.events(lucius.submit("OCR", **OCR).jobId, follow=True)
     assert next(events).type == "JOB_ACCEPTED"
     assert server.api.runtime.hub._watchers
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     deadline = time.monotonic() + 5
     while server.api.runtime.hub._watchers and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -193,7 +193,7 @@ def test_a_source_is_closed_before_anyone_goes_on() -> None:
     bridge, kept = Bridge(), source()
     numbers = bridge.iterate(kept)
     assert next(numbers) == 1
-    numbers.close()  # type: ignore[attr-defined]
+    numbers.close()
     assert closed == [True]
     bridge.close(asyncio.sleep(0))
 
@@ -260,7 +260,7 @@ def test_an_iterator_that_outlives_the_client_ends_quietly(server: Server) -> No
     with Client(server.url, api_key=KEY) as lucius:
         events = lucius.events(lucius.submit("OCR", **OCR).jobId, follow=True)
         next(events)
-    events.close()  # type: ignore[attr-defined]
+    events.close()
 
 
 def test_a_client_from_before_a_fork_says_so(lucius: Client) -> None:
