@@ -75,9 +75,10 @@ class Stores:
             return MemoryIdempotency(capacity, retention, now=self._clock)
         if self.kind == "redis":
             return RedisIdempotency(self._server.url, retention)
-        journal = Journal(self._folder, capacity=capacity, retention=retention, wall=self._clock)
+        clock = self._clock
+        journal = Journal(self._folder, capacity=capacity, retention=retention, wall=clock, now=clock)
         self._stack.callback(journal.close)
-        return SqliteIdempotency(journal, now=self._clock)
+        return SqliteIdempotency(journal)
 
 
 @pytest.fixture(scope="module")

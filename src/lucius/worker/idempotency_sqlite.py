@@ -4,8 +4,7 @@ A claim of a process that died is free at once.
 """
 
 import sqlite3
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -29,19 +28,18 @@ _encode = msgspec.json.Encoder().encode
 class SqliteIdempotency:
     """Uses the journal's connection; the journal is closed by whoever opened it."""
 
-    def __init__(self, journal: Journal, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, journal: Journal) -> None:
         journal.remembers = True
         self._journal = journal
         self._file = journal.file
-        self._now = now
 
     async def claim(self, keys: Sequence[Key], seconds: float) -> list[Standing]:
         encoded = [_encode(key) for key in keys]
-        until = self._now() + seconds
+        until = self._journal.now() + seconds
         return self._journal.write(lambda connection: [self._claim(connection, key, until) for key in encoded])
 
     async def renew(self, keys: Sequence[Key], seconds: float) -> None:
-        now = self._now()
+        now = self._journal.now()
         rows = [(_encode(key), self._file.owner, now + seconds, now) for key in keys]
         self._journal.write(lambda connection: connection.executemany(_RENEW, rows))
 
@@ -68,7 +66,12 @@ class SqliteIdempotency:
         waits_in, holder, held_until, finished, result = connection.execute(_FIND, (key,)).fetchone()
         if result is not None and (waits_in or finished + self._journal.retention > self._journal.wall()):
             return Finished(result)
-        if result is None and holder is not None and held_until > self._now() and not self._file.is_dead(holder):
+        if (
+            result is None
+            and holder is not None
+            and held_until > self._journal.now()
+            and not self._file.is_dead(holder)
+        ):
             return RUNNING
         connection.execute(_CLAIM_AGAIN, (owner, until, key))
         return NEW

@@ -28,6 +28,7 @@ MOST_BYTES = 256 * 1024 * 1024
 TIDY_EVERY = 500
 MOST_TO_TIDY = 1_000
 DROP_SECONDS = 0.05
+TAKEN_SECONDS = 60.0
 
 _BEGIN = """
     INSERT INTO attempts (key, owner, directive) VALUES (?1, ?2, ?3)
@@ -41,6 +42,11 @@ _DROP = "UPDATE attempts SET owner = NULL, directive = NULL WHERE key = ? AND ow
 _FORGET = "DELETE FROM attempts WHERE key = ? AND owner IS NULL AND (result IS NULL OR ?) AND holder IS NULL"
 _FINISHED = "SELECT id FROM attempts WHERE result IS NOT NULL AND owner IS NULL ORDER BY id LIMIT ?"
 _OLD = "finished < ? AND owner IS NULL AND id IN (SELECT id FROM attempts ORDER BY id LIMIT ?)"
+
+_OF_OWNER = "SELECT key, holder, until, directive, result FROM attempts WHERE owner = ?"
+_TAKE = "UPDATE attempts SET owner = ?1, holder = iif(holder IS NULL, NULL, ?1), until = ?2 WHERE key = ?3"
+
+Taken = tuple[bytes, bytes, bytes | None]
 
 _encode = msgspec.json.Encoder().encode
 _decode_directive = msgspec.json.Decoder(Directive).decode
@@ -64,12 +70,14 @@ class Journal:
         capacity: int = CAPACITY,
         retention: float = RETENTION_SECONDS,
         wall: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.file = StateFile(folder, sync=sync)
         self.remembers = False
         """Whether results are kept when dropped: so wants the SQLite idempotency store, which shares the file."""
         self.retention = retention
         self.wall = wall
+        self.now = now
         self._capacity = capacity
         self._undelivered: set[Key] = set()
         self._dropped: list[Key] = []
@@ -106,7 +114,10 @@ class Journal:
             self._flusher = loop.call_later(DROP_SECONDS, self._flush)
 
     def left_over(self) -> list[LeftOver]:
-        """What processes that died had begun. It is ours from here on, and told to nobody else while we live."""
+        """What processes that died had begun. It is ours from here on, and told to nobody else while we live.
+
+        So are their claims: nobody begins an attempt anew while we report that it was cut off.
+        """
         taken = self.write(self._take_over)
         found = [left for left in map(self._read, taken) if left is not None]
         self._undelivered.update(key_of(left.directive) for left in found if left.result is not None)
@@ -158,15 +169,26 @@ class Journal:
         except StoreDown as down:
             log.warning("delivered results stay in the journal for now", reason=str(down), results=len(self._dropped))
 
-    def _take_over(self, connection: sqlite3.Connection) -> list[tuple[bytes, bytes, bytes | None]]:
+    def _take_over(self, connection: sqlite3.Connection) -> list[Taken]:
         owners = connection.execute("SELECT DISTINCT owner FROM attempts WHERE owner IS NOT NULL").fetchall()
-        taken: list[tuple[bytes, bytes, bytes | None]] = []
-        for (dead,) in [row for row in owners if self.file.is_dead(row[0])]:
-            taken += connection.execute("SELECT key, directive, result FROM attempts WHERE owner = ?", (dead,))
-            connection.execute("UPDATE attempts SET owner = ? WHERE owner = ?", (self.file.owner, dead))
+        taken: list[Taken] = []
+        for (dead,) in owners:
+            if self.file.is_dead(dead):
+                rows = connection.execute(_OF_OWNER, (dead,)).fetchall()
+                taken += [
+                    (key, body, result)
+                    for key, holder, until, body, result in rows
+                    if result is not None or not self._is_held(holder, until)
+                ]
+        until = self.now() + TAKEN_SECONDS
+        connection.executemany(_TAKE, [(self.file.owner, until, key) for key, _, _ in taken])
         return taken
 
-    def _read(self, row: tuple[bytes, bytes, bytes | None]) -> LeftOver | None:
+    def _is_held(self, holder: str | None, until: float) -> bool:
+        """It was delivered again, to one who is about to begin it."""
+        return holder is not None and until > self.now() and not self.file.is_dead(holder)
+
+    def _read(self, row: Taken) -> LeftOver | None:
         key, body, result = row
         try:
             return LeftOver(_decode_directive(body), result)

@@ -17,7 +17,6 @@ from structlog.testing import capture_logs
 from lucius.contract import StepInput
 from lucius.worker import state_file
 from lucius.worker.idempotency import NEW, RUNNING, Finished, Key, StoreDown, StoreTooNew, key_of, open_store
-from lucius.worker.idempotency_sqlite import SqliteIdempotency
 from lucius.worker.journal import TIDY_EVERY, Journal, LeftOver
 from lucius.worker.owners import OwnerLock, is_alive
 from tests.unit.worker.support import directive
@@ -257,15 +256,39 @@ class TestTogetherWithIdempotency:
         dead.close()
         assert await store.claim([key()], 3600) == [NEW]
 
-    async def test_what_is_left_over_may_be_claimed_by_whoever_comes_first(self, opened: Opener) -> None:
+    async def test_nobody_begins_what_another_has_taken_over(self, opened: Opener) -> None:
+        """Else one would report that it was cut off, and the other that it was done."""
         dead = opened()
         await open_store("", dead).claim([key()], 3600)
         dead.begin([directive()])
         dead.close()
         one, other = opened(), opened()
         assert left_in(one) == {"job-1": None}
-        assert await open_store("", other).claim([key()], 3600) == [NEW]
-        assert await open_store("", one).claim([key()], 3600) == [RUNNING]
+        assert await open_store("", other).claim([key()], 3600) == [RUNNING]
+
+    async def test_nobody_takes_over_what_another_is_about_to_begin(self, opened: Opener) -> None:
+        dead = opened()
+        await open_store("", dead).claim([key(1), key(2)], 3600)
+        dead.begin([directive(number=1), directive(number=2)])
+        dead.close()
+        one, other = opened(), opened()
+        assert await open_store("", other).claim([key(1)], 3600) == [NEW]
+        assert left_in(one) == {"job-2": None}
+        other.close()
+        assert left_in(one) == {"job-1": None}
+
+    async def test_a_claim_that_was_taken_over_is_free_again_in_time(self, opened: Opener) -> None:
+        now = [0.0]
+        dead = opened(now=lambda: now[0])
+        await open_store("", dead).claim([key()], 60)
+        dead.begin([directive()])
+        dead.close()
+        now[0] = 61.0
+        one, other = opened(now=lambda: now[0]), opened(now=lambda: now[0])
+        one.left_over()
+        assert await open_store("", other).claim([key()], 60) == [RUNNING]
+        now[0] = 200.0
+        assert await open_store("", other).claim([key()], 60) == [NEW]
 
     @pytest.mark.parametrize("release_first", [True, False])
     async def test_a_fenced_attempt_leaves_nothing_behind(self, journal: Journal, release_first: bool) -> None:
@@ -296,11 +319,11 @@ class TestTogetherWithIdempotency:
             assert await store.claim([key()], 60) == [RUNNING]
 
     async def test_a_claim_from_before_a_reboot_is_free_though_the_clock_began_anew(self, opened: Opener) -> None:
-        dead = opened()
-        await SqliteIdempotency(dead, now=lambda: 1e9).claim([key()], 60)
+        dead = opened(now=lambda: 1e9)
+        await open_store("", dead).claim([key()], 60)
         dead.begin([directive()])
         dead.close()
-        assert await SqliteIdempotency(opened(), now=lambda: 1.0).claim([key()], 60) == [NEW]
+        assert await open_store("", opened(now=lambda: 1.0)).claim([key()], 60) == [NEW]
 
     async def test_an_undelivered_result_is_kept_past_its_time(self, opened: Opener) -> None:
         wall = [0.0]
