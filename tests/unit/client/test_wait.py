@@ -125,7 +125,7 @@ async def test_more_waits_than_connections_all_come_to_their_turn(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_module, "MAX_CONNECTIONS", 2)
-    monkeypatch.setattr("lucius.client.waiting.LONG_POLL", 2.0)
+    monkeypatch.setattr("lucius.client.waiting.LONG_POLL", 3.0)
     monkeypatch.setattr("lucius.client.waiting.SHORT_POLL", 0.1)
     async with AsyncClient(server.url, api_key=KEY) as lucius:
         ids = [(await lucius.submit("OCR", **OCR, idempotency_key=str(n))).jobId for n in range(8)]
@@ -135,7 +135,7 @@ async def test_more_waits_than_connections_all_come_to_their_turn(
         async with asyncio.timeout(1):
             await lucius.get(ids[0])  # requests don't queue behind polls
         await server.api.succeed(directives.pop(ids[-1]))
-        async with asyncio.timeout(3.5):  # one long poll of those before it, and then short ones
+        async with asyncio.timeout(7):  # one long poll of those before it, and then short ones
             assert (await waiting.pop()).status == "SUCCEEDED"
         for directive in directives.values():
             await server.api.succeed(directive)
