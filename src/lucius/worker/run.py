@@ -13,7 +13,7 @@ from lucius.worker.logs import configure_logging
 from lucius.worker.service import Service
 from lucius.worker.settings import BadSetting, WorkerSettings, settings_from
 
-EXIT_SECONDS = 5.0
+EXIT_SECONDS = 3.0
 
 
 def run_from_env(services: Sequence[Service]) -> None:
