@@ -16,7 +16,7 @@ async def main() -> None:
             output="blob://out/contract.json",
             payload={"sis": {"prompt_set": ["What must the supplier deliver?"]}},
         )
-        async for event in lucius.events(job.jobId, follow=True):
+        async for event in lucius.stream(job.jobId):
             print(f"{event.seq:>3} {event.type:<20} {event.stepId or ''}")
 
         # Many at once: each command has its own outcome.

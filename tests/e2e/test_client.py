@@ -53,7 +53,7 @@ async def test_waiting_and_following_survive_kill_9(stack: Stack) -> None:
     async with AsyncClient(stack.api.base_url, api_key=KEY) as lucius:
         job_id = (await lucius.submit("OCR", **said(stack))).jobId
         waiting = asyncio.create_task(lucius.wait(job_id, timeout=60))
-        events = lucius.events(job_id, follow=True)
+        events = lucius.stream(job_id)
         told = [await anext(events), await anext(events)]
         (directive,) = await asyncio.to_thread(stack.api.pull, "ocr", 1, 5)
         for _ in range(2):

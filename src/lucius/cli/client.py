@@ -82,7 +82,7 @@ class Client:
     async def follow(self, job_id: str) -> AsyncIterator[EventView]:
         """Events as they happen, until the job has ended; over restarts of the server too."""
         with _plainly(self._url):
-            async for event in self._lucius.events(job_id, follow=True, retry_for=PATIENCE_SECONDS):
+            async for event in self._lucius.stream(job_id, retry_for=PATIENCE_SECONDS):
                 yield event
 
     async def answers(self, path: str) -> bool:

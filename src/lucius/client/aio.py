@@ -141,14 +141,14 @@ class AsyncClient:
             raise JobFailed(looked.job)
         return looked.job
 
-    def events(
-        self, job_id: str, *, follow: bool = False, after: int = 0, retry_for: float | None = None
-    ) -> AsyncGenerator[EventView, None]:
-        """What happened to the job, in order, each once. With `follow`, as it happens and until the job has ended; the
-        server may be away for `retry_for` seconds at a time. Close it if you stop early."""
-        if follow:
-            return following.follow(self.http, job_id, after, retry_for)
-        return following.pages(self.http, job_id, after, retry_for)
+    def events(self, job_id: str, *, after: int = 0) -> AsyncGenerator[EventView, None]:
+        """What happened to the job so far, in order, after that sequence number."""
+        return following.pages(self.http, job_id, after)
+
+    def stream(self, job_id: str, *, after: int = 0, retry_for: float | None = None) -> AsyncGenerator[EventView, None]:
+        """What happens to the job, each event once, until it has ended; the server may be away for `retry_for` seconds
+        at a time. Close it if you stop early."""
+        return following.follow(self.http, job_id, after, retry_for)
 
     def jobs(
         self,

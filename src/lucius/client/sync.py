@@ -93,10 +93,13 @@ class Client:
     ) -> JobView:
         return self._bridge.run(self._client.wait(job_id, timeout=timeout, check=check, retry_for=retry_for))
 
-    def events(
-        self, job_id: str, *, follow: bool = False, after: int = 0, retry_for: float | None = None
+    def events(self, job_id: str, *, after: int = 0) -> Generator[EventView, None, None]:
+        return self._bridge.iterate(self._client.events(job_id, after=after))
+
+    def stream(
+        self, job_id: str, *, after: int = 0, retry_for: float | None = None
     ) -> Generator[EventView, None, None]:
-        return self._bridge.iterate(self._client.events(job_id, follow=follow, after=after, retry_for=retry_for))
+        return self._bridge.iterate(self._client.stream(job_id, after=after, retry_for=retry_for))
 
     def jobs(
         self,

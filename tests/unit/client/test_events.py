@@ -14,7 +14,7 @@ from tests.unit.client.support import OCR, Proxy, Server, client
 
 
 async def follow(lucius: AsyncClient, job_id: str, **options: Any) -> list[tuple[int, str]]:
-    return [(event.seq, event.type) async for event in lucius.events(job_id, follow=True, **options)]
+    return [(event.seq, event.type) async for event in lucius.stream(job_id, **options)]
 
 
 async def all_of(server: Server, job_id: str) -> list[tuple[int, str]]:
@@ -98,7 +98,7 @@ async def test_a_server_with_too_many_streams_is_polled(
     while not slots.locked():
         await slots.acquire()
     job_id = (await lucius.submit("OCR", **OCR)).jobId
-    events = lucius.events(job_id, follow=True)
+    events = lucius.stream(job_id)
     async with asyncio.timeout(3):
         assert [(await anext(events)).type for _ in range(2)] == ["JOB_ACCEPTED", "STEP_DISPATCHED"]
     await server.api.finish(job_id)
@@ -127,7 +127,7 @@ async def test_a_job_that_is_not_there_has_no_events(lucius: AsyncClient) -> Non
 
 async def test_whoever_stops_listening_is_forgotten_by_the_server(lucius: AsyncClient, server: Server) -> None:
     job_id = (await lucius.submit("OCR", **OCR)).jobId
-    async with aclosing(lucius.events(job_id, follow=True)) as events:
+    async with aclosing(lucius.stream(job_id)) as events:
         assert (await anext(events)).type == "JOB_ACCEPTED"
         assert server.api.runtime.hub._watchers
     for _ in range(500):

@@ -96,7 +96,7 @@ def test_a_job_from_submit_to_its_end(lucius: Client, server: Server, do: Do) ->
         lucius.wait(accepted.jobId, timeout=0.1)
     do(server.api.finish(accepted.jobId))
     assert lucius.wait(accepted.jobId, check=True).status == lucius.get(accepted.jobId).status == "SUCCEEDED"
-    followed = [event.seq for event in lucius.events(accepted.jobId, follow=True)]
+    followed = [event.seq for event in lucius.stream(accepted.jobId)]
     assert followed == [event.seq for event in lucius.events(accepted.jobId)] != []
     assert [job.jobId for job in lucius.jobs(tenant="acme", limit=5)] == [accepted.jobId]
     assert len(lucius.steps(accepted.jobId)) == len(lucius.attempts(accepted.jobId)) == 1
@@ -169,7 +169,7 @@ def test_the_trace_of_the_calling_thread_goes_along(server: Server) -> None:
 
 
 def test_whoever_stops_iterating_closes_the_stream(lucius: Client, server: Server) -> None:
-    events = lucius.events(lucius.submit("OCR", **OCR).jobId, follow=True)
+    events = lucius.stream(lucius.submit("OCR", **OCR).jobId)
     assert next(events).type == "JOB_ACCEPTED"
     assert server.api.runtime.hub._watchers
     events.close()
@@ -219,7 +219,7 @@ def test_ctrl_c_ends_a_stream_and_closes_it(lucius: Client, server: Server) -> N
     job_id = lucius.submit("OCR", **OCR).jobId
     interrupt_after(0.3)
     with pytest.raises(KeyboardInterrupt):
-        list(lucius.events(job_id, follow=True))
+        list(lucius.stream(job_id))
     assert lucius.get(job_id).status == "DISPATCHING"
 
 
@@ -258,7 +258,7 @@ def test_closing_ends_what_other_threads_wait_for_and_its_thread(server: Server)
 
 def test_an_iterator_that_outlives_the_client_ends_quietly(server: Server) -> None:
     with Client(server.url, api_key=KEY) as lucius:
-        events = lucius.events(lucius.submit("OCR", **OCR).jobId, follow=True)
+        events = lucius.stream(lucius.submit("OCR", **OCR).jobId)
         next(events)
     events.close()
 
@@ -292,7 +292,7 @@ def test_nothing_is_left_behind_that_complains(server: Server) -> None:
 from lucius.client import Client
 with Client({server.url!r}, api_key={KEY!r}) as lucius:
     job = lucius.submit("OCR", tenant="acme", input="blob://in/a", output="blob://out/a")
-    next(lucius.events(job.jobId, follow=True))
+    next(lucius.stream(job.jobId))
 """
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
