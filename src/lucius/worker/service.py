@@ -84,7 +84,7 @@ class Service:
 
     def check(self, hook: Function) -> Function:
         """Called for readiness: raises if something this service needs is away."""
-        name = _name_of(_hook(hook, "check"))
+        name = _name_of(_hook(hook, "check")).rpartition(".")[2]
         if name in self.checks:
             raise ValueError(f"service {self.name} has a check {name} already")
         self.checks[name] = hook
