@@ -1,10 +1,15 @@
+import hashlib
+import json
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lucius.worker import FailureClass, StepFailure, Workspace
+from lucius.worker import FailureClass, NonRetryable, Service, StepContext, StepFailure, StepResult, Workspace
+from lucius.worker.testing import Outcome, run_step
 from lucius.worker.workspace import Files, Places
 from tests.unit.worker.support import directive
 
@@ -125,3 +130,136 @@ async def test_sizes_are_bounded_both_ways(tmp_path: Path) -> None:
         await space.read(f"file://{tmp_path}/big")
     with pytest.raises(StepFailure, match="OUTPUT_TOO_LARGE"):
         await space.write("x", b"12345")
+
+
+# Manifests
+
+
+def attempt(tmp_path: Path, **changes: Any) -> Files:
+    return Files(directive(workspace_ref=f"file://{tmp_path}/workspace", **changes), Places())
+
+
+async def do(service: Service, tmp_path: Path, **changes: Any) -> Outcome:
+    return await run_step(service, "OCR", folder=tmp_path, **changes)
+
+
+def writing(write: Callable[[Files], object]) -> Service:
+    """A step of this one act, in a thread."""
+    service = Service("ocr")
+
+    @service.step("OCR")
+    def execute(ctx: StepContext) -> StepResult:
+        write(ctx.files)
+        return StepResult()
+
+    return service
+
+
+async def test_what_a_step_wrote_is_listed_beside_it_with_checksums(tmp_path: Path) -> None:
+    def write(files: Files) -> None:
+        files.write("a.txt", b"draft")
+        files.write("a.txt", b"final")
+        files.write("pages/1/text.txt", b"one")
+        files.write("./pages//2.txt", b"two")
+
+    assert (await do(writing(write), tmp_path, attempt_no=3)).succeeded
+    manifest = json.loads((tmp_path / "workspace/ocr/3/manifest.json").read_text())
+    assert {name: manifest[name] for name in ("jobId", "stepId", "attempt_no", "lease_id")} == {
+        "jobId": "job-1",
+        "stepId": "ocr",
+        "attempt_no": 3,
+        "lease_id": "lease-1",
+    }
+    assert {name: entry["size"] for name, entry in manifest["artifacts"].items()} == {
+        "a.txt": 5,
+        "pages/1/text.txt": 3,
+        "pages/2.txt": 3,
+    }
+    assert manifest["artifacts"]["a.txt"]["sha256"] == hashlib.sha256(b"final").hexdigest()
+
+
+async def test_an_artifact_knows_its_own_checksum_and_is_its_ref(tmp_path: Path) -> None:
+    written = attempt(tmp_path).write("a b.txt", b"x")
+    assert written == f"file://{tmp_path}/workspace/ocr/1/a%20b.txt"
+    assert (written.sha256, written.size) == (hashlib.sha256(b"x").hexdigest(), 1)
+
+
+async def test_a_step_that_fails_leaves_no_manifest(tmp_path: Path) -> None:
+    def write(files: Files) -> None:
+        files.write("a.txt", b"a")
+        raise NonRetryable("BAD")
+
+    assert (await do(writing(write), tmp_path)).code == "BAD"
+    assert [file.name for file in (tmp_path / "workspace/ocr/1").iterdir()] == ["a.txt"]
+
+
+async def test_neither_does_one_whose_result_is_no_json(tmp_path: Path) -> None:
+    service = Service("ocr")
+
+    @service.step("OCR")
+    async def execute(ctx: StepContext) -> StepResult:
+        await ctx.workspace.write("a.txt", b"a")
+        return StepResult(object())
+
+    assert (await do(service, tmp_path)).code == "INVALID_OUTPUT"
+    assert not (tmp_path / "workspace/ocr/1/manifest.json").exists()
+
+
+async def test_a_step_that_writes_nothing_has_no_manifest_and_needs_no_workspace(tmp_path: Path) -> None:
+    outcome = await do(writing(lambda _: None), tmp_path, workspace_ref="file:///proc/none")
+    assert outcome.succeeded
+    assert not (tmp_path / "workspace").exists()
+
+
+async def test_a_manifest_that_can_not_be_written_fails_the_attempt(tmp_path: Path) -> None:
+    def write(files: Files) -> None:
+        files.write("a.txt", b"a")
+        (tmp_path / "workspace/ocr/1/manifest.json").mkdir()
+
+    assert (await do(writing(write), tmp_path)).code == "OUTPUT_FORBIDDEN"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "./manifest.json", ".//manifest.json"])
+async def test_the_manifest_is_nobody_elses_to_write(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StepFailure, match="FORBIDDEN_REF"):
+        attempt(tmp_path).write(name, b"{}")
+    attempt(tmp_path).write("mine/manifest.json", b"{}")
+
+
+async def test_a_later_step_reads_what_was_left_and_nothing_else(tmp_path: Path) -> None:
+    written: list[str] = []
+    await do(writing(lambda files: written.append(files.write("pages/1.txt", b"one"))), tmp_path)
+    reader = attempt(tmp_path, stepId="sis")
+    assert reader.read(written[0]) == b"one"
+    (tmp_path / "workspace/ocr/1/pages/1.txt").write_bytes(b"two")
+    with pytest.raises(StepFailure) as failed:
+        reader.read(written[0])
+    assert (failed.value.code, failed.value.failure_class) == ("CHECKSUM_MISMATCH", FailureClass.NON_RETRYABLE)
+
+
+async def test_a_manifest_that_can_not_be_read_is_no_reason_to_trust(tmp_path: Path) -> None:
+    written: list[str] = []
+    await do(writing(lambda files: written.append(files.write("a.txt", b"a"))), tmp_path)
+    (tmp_path / "workspace/ocr/1/manifest.json").write_text("{")
+    with pytest.raises(StepFailure, match="STORAGE_ERROR"):
+        attempt(tmp_path, stepId="sis").read(written[0])
+
+
+async def test_what_has_no_manifest_is_read_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace/notes.txt").write_text("n")
+    (tmp_path / "client.txt").write_text("c")
+    files = attempt(tmp_path)
+    assert files.read(f"file://{tmp_path}/workspace/notes.txt") == b"n"
+    assert files.read(f"file://{tmp_path}/client.txt") == b"c"
+    assert files.read(files.write("own.txt", b"o")) == b"o"
+
+
+async def test_files_may_be_used_from_many_threads(tmp_path: Path) -> None:
+    def write(files: Files) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda n: files.write(f"{n}.txt", str(n).encode()), range(50)))
+
+    assert (await do(writing(write), tmp_path)).succeeded
+    manifest = json.loads((tmp_path / "workspace/ocr/1/manifest.json").read_text())
+    assert len(manifest["artifacts"]) == 50
