@@ -84,9 +84,7 @@ if __name__ == "__main__":
 """
 
 
-async def test_a_service_runs_with_nothing_else_of_lucius(
-    orchestrator: FakeOrchestrator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_service_runs_with_nothing_else_of_lucius(orchestrator: FakeOrchestrator, tmp_path: Path) -> None:
     main = tmp_path / "main.py"
     main.write_text(MAIN)
     for number, step_type in enumerate(("OCR", "THREAD", "PROCESS")):
@@ -114,7 +112,7 @@ async def test_a_service_runs_with_nothing_else_of_lucius(
     )
     try:
         async with asyncio.timeout(60):
-            while len(orchestrator.of_type("result")) < 3 and process.returncode is None:
+            while len(orchestrator.of_type("result")) < 3 and process.returncode is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     finally:
         if process.returncode is None:
@@ -124,12 +122,8 @@ async def test_a_service_runs_with_nothing_else_of_lucius(
     results = {item["jobId"]: item for item in orchestrator.of_type("result")}
     assert [results[f"job-{number}"].get("error") for number in range(3)] == [None] * 3, json.dumps(results)
     figures = results["job-0"]["result"]
-    with capsys.disabled():
-        sys.stdout.write(f"\nlucius.worker: {figures['import_seconds']:.2f} s, {figures['rss_mib']:.0f} MiB\n")
-    loaded = {
-        name for name in figures["modules"] if name.startswith("lucius.") and not name.startswith("lucius.worker")
-    }
-    assert loaded == {
+    loaded = {name for name in figures["modules"] if name.startswith("lucius.")}
+    assert {name for name in loaded if not name.startswith("lucius.worker")} == {
         "lucius.adapters",
         "lucius.adapters.bus_local",
         "lucius.contract",
