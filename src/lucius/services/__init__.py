@@ -1,7 +1,7 @@
 """The platform services that ship with Lucius: OCR, EMBEDDING and SIS, each made with `lucius.worker`.
 
-They know the SDK and the message contract, nothing of the control plane. What they need of the extras is imported when a
-service starts; without an extra they do what the standard library can.
+They know the SDK and the message contract, nothing of the control plane. What they need of the extras is imported when
+a service starts; without an extra they do what the standard library can.
 """
 
 from collections.abc import Callable

@@ -120,10 +120,8 @@ def _packed(sentences: list[Span], size: int, overlap: int) -> list[Span]:
 def _shared_from(pieces: list[Span], first: int, number: int, size: int, overlap: int) -> int:
     """Where the next chunk begins so that it shares what it may, is longer than that, and still fits."""
     begin = number
-    end = pieces[number - 1][1]
-    while (
-        begin - 1 > first and end - pieces[begin - 1][0] <= overlap and pieces[number][1] - pieces[begin - 1][0] <= size
-    ):
+    earliest = max(pieces[number - 1][1] - overlap, pieces[number][1] - size)
+    while begin - 1 > first and pieces[begin - 1][0] >= earliest:
         begin -= 1
     return begin
 

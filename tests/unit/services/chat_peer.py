@@ -1,5 +1,6 @@
 """An endpoint that talks like OpenAI's, and does what a test tells it to."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,6 +19,8 @@ class ChatPeer:
         self.headers: list[dict[str, str]] = []
         self.answers: dict[str, web.Response] = {}
         """By a word of the question: what to answer instead."""
+        self.slow = ""
+        """A word of the questions that it thinks about for a while."""
         self.base_url = ""
 
     @property
@@ -32,6 +35,8 @@ class ChatPeer:
         self.asked.append(body)
         self.headers.append(dict(request.headers))
         question = self.questions[-1]
+        if self.slow and self.slow in question:
+            await asyncio.sleep(0.2)
         for word, answer in self.answers.items():
             if word in question:
                 return web.Response(status=answer.status, body=answer.body, headers=answer.headers)

@@ -17,6 +17,7 @@ def sentences(text: str) -> list[str]:
         ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
         ("It costs 1,240.50 euros. Next.", ["It costs 1,240.50 euros.", "Next."]),
         ("See No. 4 and Dr. Weber, e.g. here. Done.", ["See No. 4 and Dr. Weber, e.g. here.", "Done."]),
+        ("Shares of Yahoo! were sold. Next.", ["Shares of Yahoo! were sold.", "Next."]),
         ("Am 3. März kam er. Er blieb.", ["Am 3. März kam er.", "Er blieb."]),
         ('He said "stop." Then he left.', ['He said "stop."', "Then he left."]),
         ("これは本です。次の文。", ["これは本です。", "次の文。"]),

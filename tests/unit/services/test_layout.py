@@ -2,7 +2,6 @@
 
 import math
 
-from lucius.services.engine import cuts_between_words
 from lucius.services.layout import Piece, slant, text_of, upright
 
 
@@ -62,16 +61,3 @@ def test_a_page_askew_is_turned_back() -> None:
     pieces = [upright(found, slant(quads), text) for found, text in zip(quads, "abcd", strict=True)]
     assert text_of(pieces) == "a\nb c\nd"
     assert math.isclose(pieces[2].left, 700, abs_tol=0.01)
-
-
-def test_lines_are_cut_between_words() -> None:
-    ink = ([True] * 40 + [False] * 10) * 8
-    cuts = cuts_between_words(ink, height=20, count=4)
-    assert cuts[0] == 0
-    assert cuts[-1] == len(ink)
-    assert len(cuts) == 5
-    assert all(not ink[cut] for cut in cuts[1:-1])
-
-
-def test_a_line_without_gaps_is_cut_anyway() -> None:
-    assert cuts_between_words([True] * 400, height=20, count=2) == [0, 200, 400]

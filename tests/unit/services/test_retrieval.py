@@ -57,6 +57,11 @@ def test_vectors_of_a_model_whose_name_has_other_dimensions_here_are_not_either(
     assert index.nearest(index.query("invoice"), 1)
 
 
+def test_what_has_nothing_to_do_with_a_prompt_is_not_found() -> None:
+    index = Index(vectors_of(["The invoice", "A warehouse"], "hash"), MODELS)
+    assert [chunk.index for _, chunk in index.nearest(index.query("warehouse"), 9)] == [1]
+
+
 def test_a_document_without_chunks_has_nothing_to_find() -> None:
     index = Index(Vectors(model="hash-256", dimensions=256, chunk_size=1, chunk_overlap=0, chunks=[]), MODELS)
     assert index.nearest(index.query("anything"), 3) == []
