@@ -24,6 +24,7 @@ APPLICATION_ID = 0x4C75776B
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_MS = 1_000
 OPENING_SECONDS = 10.0
+POLL_SECONDS = 0.005
 CHECKED_UP_TO_BYTES = 32 * 1024 * 1024
 """Larger files are not checked page by page at every start; damage in them shows when it is met."""
 CHECKPOINT_PAGES = 4_000
@@ -44,6 +45,7 @@ SCHEMA = """
 """
 
 DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 T = TypeVar("T")
 
@@ -148,7 +150,7 @@ class StateFile:
         try:
             if damaged_inode is not None and os.stat(self.path).st_ino == damaged_inode:
                 _set_aside(self.path)  # unless another process has done so already
-            self.connection = _open_or_set_aside(self.path, self._sync)
+            self.connection = _open_patiently(self.path, self._sync)
             self._inode = os.stat(self.path).st_ino
             self._sweep()
             remove_dead(folder / "owners")
@@ -181,10 +183,22 @@ class OpeningLock:
             if time.monotonic() > deadline:
                 os.close(self._fd)
                 raise TimeoutError("another process has been opening it for too long")
-            time.sleep(0.005)
+            time.sleep(POLL_SECONDS)
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
+
+
+def _open_patiently(path: Path, sync: bool) -> sqlite3.Connection:
+    """To repair a file after a crash, SQLite needs it for itself, and does not wait for one who happens to read it."""
+    deadline = time.monotonic() + OPENING_SECONDS
+    while True:
+        try:
+            return _open_or_set_aside(path, sync)
+        except sqlite3.Error as error:
+            if _code(error) not in BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(POLL_SECONDS)
 
 
 def _open_or_set_aside(path: Path, sync: bool) -> sqlite3.Connection:

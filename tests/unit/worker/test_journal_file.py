@@ -4,6 +4,7 @@ import fcntl
 import os
 import sqlite3
 import stat
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -210,6 +211,18 @@ class TestNoRoom:
             journal.drop(key(1))  # keeps nobody from going on, and is written when it can be
         journal.begin([directive(number=3)])
         assert journal.file.rows("SELECT key FROM attempts") == [(b'["job-3","ocr",1,"lease-3"]',)]
+
+    def test_opening_waits_for_one_who_reads(
+        self, opened: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Some of what opening does fails at once if it can't have the file for itself."""
+        monkeypatch.setattr(state_file, "BUSY_TIMEOUT_MS", 1)
+        with closing(sqlite3.connect(tmp_path / "journal.db", isolation_level=None, check_same_thread=False)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            done = threading.Timer(0.2, lambda: other.execute("ROLLBACK"))
+            done.start()
+            finished(opened(), 1)
+            done.join()
 
     def test_a_folder_that_cannot_be_made_is_down(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
