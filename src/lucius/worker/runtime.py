@@ -80,6 +80,7 @@ class Runtime:
         self._running: dict[Key, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._taking: asyncio.Task[None] | None = None
+        self._asked_to_stop = False
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._connected = False
@@ -105,8 +106,9 @@ class Runtime:
 
     def stop(self) -> None:
         """Pull no more and finish what runs. Asked twice: give up what runs at once."""
-        if self._stopping.is_set():
+        if self._asked_to_stop:
             self._hurry.set()
+        self._asked_to_stop = True
         self._stopping.set()
 
     async def run(self) -> None:

@@ -70,3 +70,79 @@ async def test_sigterm_stops_the_process_in_order(orchestrator: FakeOrchestrator
     await until(lambda: bool(orchestrator.pulls))
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running, 10)
+
+
+async def test_hooks_run_around_everything_and_in_order(orchestrator: FakeOrchestrator) -> None:
+    told_of: list[str] = []
+    stop = asyncio.Event()
+    service = Service("ocr")
+
+    @service.startup
+    async def load() -> None:
+        told_of.append("load")
+
+    @service.startup
+    def open_pool() -> None:
+        told_of.append("open")
+
+    @service.shutdown
+    def close() -> None:
+        told_of.append("close")
+
+    @service.step()
+    async def execute(ctx: StepContext) -> StepResult:
+        told_of.append("execute")
+        stop.set()
+        await asyncio.sleep(0)
+        told_of.append("executed")
+        return StepResult()
+
+    orchestrator.offer(directive(orchestrator.url, ack_deadline="2100-01-01T00:00:00Z"))
+    await host([service], told(orchestrator, handle_signals=False), stop)
+    assert told_of == ["load", "open", "execute", "executed", "close"]
+
+
+async def test_a_startup_that_fails_ends_the_process_and_those_that_started_are_shut_down(
+    orchestrator: FakeOrchestrator,
+) -> None:
+    shut: list[str] = []
+    good, bad = echo("ocr"), echo("sis")
+    good.shutdown(lambda: shut.append("ocr"))
+    bad.shutdown(lambda: shut.append("sis"))
+
+    @bad.startup
+    def load() -> None:
+        raise OSError("no model there")
+
+    with pytest.raises(OSError, match="no model there"):
+        await host([good, bad], told(orchestrator, handle_signals=False))
+    assert shut == ["ocr"]
+
+
+async def test_when_one_service_can_not_go_on_the_others_finish_first(orchestrator: FakeOrchestrator) -> None:
+    ocr = Service("ocr")
+    gate = asyncio.Event()
+
+    @ocr.step()
+    async def execute(ctx: StepContext) -> StepResult:
+        orchestrator.pull_answers.extend(web.Response(status=403) for _ in range(2))
+        gate.set()
+        await asyncio.sleep(0.2)
+        return StepResult("finished")
+
+    orchestrator.offer(directive(orchestrator.url, ack_deadline="2100-01-01T00:00:00Z"))
+    with pytest.raises(PullRefused):
+        await asyncio.wait_for(host([ocr, echo("sis")], told(orchestrator, handle_signals=False)), 20)
+    assert gate.is_set()
+    assert [item["result"] for item in orchestrator.of_type("result")] == ["finished"]
+
+
+async def test_a_host_leaves_no_task_behind(orchestrator: FakeOrchestrator) -> None:
+    before = asyncio.all_tasks()
+    stop = asyncio.Event()
+    running = asyncio.create_task(host([echo("ocr")], told(orchestrator, handle_signals=False), stop))
+    await until(lambda: bool(orchestrator.pulls))
+    stop.set()
+    await running
+    left = [str(task.get_coro()) for task in asyncio.all_tasks() - before]
+    assert [name for name in left if "lucius" in name] == []
