@@ -94,9 +94,19 @@ async def test_force_ocr_reads_pixels_where_there_is_a_text_layer(tmp_path: Path
 
 
 async def test_long_lines_are_read_in_full(tmp_path: Path) -> None:
-    line = f"{WORDS} Two members were absent."  # across the paper, in small print
-    outcome = await run("ocr", tmp_path, {"force_ocr": True, "dpi": 200}, input=document([text_page([Line(line, 8)])]))
-    assert text_of(outcome) == line
+    said = "the goods were inspected by Maria Lindqvist and accepted without reservation."
+    lines = [f"Line {number}: {said}" for number in range(12)]
+    outcome = await run("ocr", tmp_path, input=saved(picture(*lines, size=28, width=1654), "PNG"))
+    assert text_of(outcome).replace("\n\n", "\n").split("\n") == lines
+
+
+async def test_rows_of_a_page_askew_stay_together(tmp_path: Path) -> None:
+    paper = picture("Circulation pump", "Check valve", "Shaft seal", size=28, width=1200)
+    paper.paste(picture("1,240.00 euros", "86.50 euros", "12.75 euros", size=28, width=300), (900, 0))
+    askew = paper.rotate(-3, expand=True, fillcolor=255, resample=Image.Resampling.BICUBIC)
+    outcome = await run("ocr", tmp_path, input=saved(askew, "PNG"))
+    rows = ["Circulation pump 1,240.00 euros", "Check valve 86.50 euros", "Shaft seal 12.75 euros"]
+    assert text_of(outcome).split("\n") == rows
 
 
 @pytest.mark.parametrize(
