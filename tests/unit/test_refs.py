@@ -24,6 +24,10 @@ AZURE = "https://acct.blob.core.windows.net"
         "file:///tmp/..a/b..pdf/...",
         "BLOB://in/a",
         "https://h/a?assignment=1&design=x",
+        f"https://{'a' * 63}.{'b' * 63}.example.com/a",
+        "https://a_b.xn--bcher-kva.example/a",
+        "https://10.0.0.1:8443/a",
+        "blob://in-2024/a",
     ],
 )
 def test_a_good_reference_passes(ref: str) -> None:
@@ -43,6 +47,13 @@ def test_a_good_reference_passes(ref: str) -> None:
         ("blob:///a", "no valid container"),
         ("blob:in/a", "no valid container"),
         ("https:///a", "no valid host"),
+        ("https://a..example.com/a", "no valid host"),
+        ("https://.example.com/a", "no valid host"),
+        ("https://example.com./a", "no valid host"),
+        (f"https://{'a' * 64}.example.com/a", "no valid host"),
+        (f"https://example.{'a' * 64}:443/a", "no valid host"),
+        ("https://-a.example.com/a", "no valid host"),
+        ("blob://in..out/a", "no valid container"),
         ("https://ho st/a", "percent-encoded"),
         ("https://host\\a", "percent-encoded"),
         ("blob://in/ü.pdf", "outside ASCII"),
@@ -169,3 +180,11 @@ def test_where_a_job_may_be_told_of(url: str, job_hosts: tuple[str, ...] | None,
 def test_no_callback_urls_are_fine() -> None:
     assert check_callback_urls(None, ()) == []
     assert check_callback_urls(ClientCallbackUrls(), ()) == []
+
+
+@pytest.mark.parametrize("host", ["a..partner.com", f"{'a' * 64}.partner.com", f"{'a.' * 80}.partner.com"])
+@pytest.mark.parametrize("name", ["ack", "result", "job"])
+def test_a_callback_host_that_no_resolver_takes_is_refused_though_the_policy_allows_it(name: str, host: str) -> None:
+    urls = ClientCallbackUrls(**{name: f"https://{host}/hook"})
+    (fault,) = check_callback_urls(urls, ["*.partner.com"], ["*.partner.com"])
+    assert (fault.pointer, fault.message) == (f"/callback_urls/{name}", "has no valid host")

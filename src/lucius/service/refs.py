@@ -16,7 +16,9 @@ MAX_LENGTH = 4096
 # RFC 3986 in outline; what each part may hold is checked by _CHARACTERS.
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?", re.DOTALL)
 _CHARACTERS = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*")
-_HOST = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
+# Labels as DNS has them: a resolver may raise something of its own for an empty or an overlong one.
+_LABELS = r"(?=[A-Za-z0-9])[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*(?<=[A-Za-z0-9])"
+_HOST = re.compile(rf"({_LABELS}|\[[0-9A-Fa-f:.]+\])(?::([0-9]{{1,5}}))?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]|%[01][0-9A-Fa-f]|%7[Ff]")
 _SIGNED = re.compile(
     r"""(?:^|[&;?\s])(?:
