@@ -235,8 +235,14 @@ class Runtime:
 
     def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._over)
         return task
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("an attempt could not be seen off", service=self._service.name, exc_info=error)
 
     async def _ended(self, attempt: Attempt, result: bytes | None) -> None:
         directive = attempt.directive
@@ -244,12 +250,14 @@ class Runtime:
         if self._running.get(key) is not attempt:
             return  # given up: it was reported without waiting for it
         self._metrics.ended(directive, result, self._timing.now() - attempt.started)
-        if result is None:
-            await self._results.none_for(key)
-        else:
-            await self._results.conclude(directive, result)
-        self._running.pop(key, None)
-        self._room.set()
+        try:
+            if result is None:
+                await self._results.none_for(key)
+            else:
+                await self._results.conclude(directive, result)
+        finally:
+            self._running.pop(key, None)
+            self._room.set()
 
     async def _look_after_forever(self) -> None:
         """Keep the claims of what runs, tell the store what it missed, and see to processes that died beside us."""

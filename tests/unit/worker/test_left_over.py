@@ -325,6 +325,21 @@ async def test_a_journal_without_room_to_finish_loses_no_result(bench: Bench, mo
     assert any("could not be written down" in line["event"] for line in lines)
 
 
+async def test_an_error_nobody_foresaw_costs_its_attempt_and_no_room(bench: Bench) -> None:
+    store = Flaky()
+
+    async def finish(key: Key, result: bytes) -> None:
+        if key.jobId == "job-1":
+            raise RuntimeError("a client library's")
+
+    store.finish = finish  # type: ignore[method-assign]
+    with capture_logs() as lines:
+        bench.start(Scripted(lambda _: StepResult()), store=store, concurrency=1)
+        await bench.publish(1, 2)
+        assert (await bench.result())["jobId"] == "job-2"
+    assert any(line["event"] == "an attempt could not be seen off" for line in lines)
+
+
 # While stopping
 
 
