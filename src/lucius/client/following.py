@@ -1,6 +1,7 @@
 """A job's events, in order: what there is page by page, and what comes as it happens."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from lucius.client.errors import LuciusError, NotLucius, RequestRefused, Unavailable, Unreachable
@@ -30,16 +31,18 @@ async def follow(http: Http, job_id: str, after: int, retry_for: float | None = 
     ended = False
     while not ended:
         broken: LuciusError | None = None
+        opened = asyncio.Event()
         try:
-            async with aclosing(_stream(http, job_id, after)) as events:
+            async with aclosing(_stream(http, job_id, after, opened.set)) as events:
                 async for event in events:
                     tries.went_well()
                     after = event.seq
                     yield event
         except (Unreachable, NotLucius, RequestRefused) as error:
             broken = error
-        if broken is None or isinstance(broken, Unavailable):
-            # A server that stops ends its streams as well, and one with too many streams says: poll instead.
+        if opened.is_set() or isinstance(broken, Unavailable):
+            # A server that stops ends its streams, a proxy cuts those that are quiet or held something back, and a
+            # server with too many streams says: poll instead. If it answers now, it was not away.
             job = http.read(await http.get(job_path(job_id), retry_for=retry_for), JobView)
             ended = job.status in TERMINAL
             async for event in pages(http, job_id, after, retry_for):
@@ -50,8 +53,8 @@ async def follow(http: Http, job_id: str, after: int, retry_for: float | None = 
             await tries.again(broken or Unreachable(http.url, "lost", "the stream ended before the job"), True)
 
 
-async def _stream(http: Http, job_id: str, after: int) -> Events:
-    async with aclosing(http.stream(f"{job_path(job_id)}/events", after)) as sent:
+async def _stream(http: Http, job_id: str, after: int, opened: Callable[[], None]) -> Events:
+    async with aclosing(http.stream(f"{job_path(job_id)}/events", after, opened)) as sent:
         async for event in sent:
             if event.name == "end":
                 return

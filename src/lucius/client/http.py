@@ -123,8 +123,11 @@ class Http:
     def unlike(self, reason: str) -> NotLucius:
         return NotLucius(self.url, f"does not answer as Lucius does: {reason}")
 
-    async def stream(self, path: str, last_event_id: int) -> AsyncGenerator[Sent, None]:
-        """Events until the stream ends in whatever way. One try; close it when done."""
+    async def stream(
+        self, path: str, last_event_id: int, opened: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[Sent, None]:
+        """Events until the stream ends in whatever way. One try, and `opened` is told if there is a stream at all;
+        close it when done."""
         request = Request(method="GET", path=path)
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(last_event_id)}
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=QUIET_STREAM_SECONDS)
@@ -133,6 +136,7 @@ class Http:
             async with self._open(request, timeout, headers) as response:
                 if response.status != 200 or response.content_type != "text/event-stream":
                     raise self._refusal(request, response, await response.read())
+                opened()
                 async for chunk in response.content.iter_any():
                     for event in parser.feed(chunk):
                         yield event

@@ -204,3 +204,49 @@ async def test_the_look_after_a_stream_is_tried_as_long_as_the_stream() -> None:
     async with peer() as there, client(there.url, retry_for=0) as lucius:
         there.answer = answer
         assert await follow(lucius, "j-1", retry_for=5) == [(1, "E"), (2, "E")]
+
+
+async def test_streams_that_open_and_are_cut_before_an_event_came_are_no_reason_to_give_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job that waits for a person, behind something that cuts what is open for long: the server was never away."""
+    monkeypatch.setattr("lucius.client.retry.pause_after", lambda *_: 0.2)
+    cuts = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal cuts
+        if "last-event-id" in request.headers:
+            opened = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await opened.prepare(request)
+            await opened.write(b": ping\n\n" if cuts < 4 else stream(event(1, "E"), ended=True))
+            if cuts < 4 and request.transport is not None:
+                request.transport.abort()
+            cuts += 1
+            return opened
+        if request.path.endswith("/events"):
+            return web.json_response({"events": [], "next_cursor": None})
+        return web.json_response(job(status="SUCCEEDED" if cuts > 4 else "IN_PROGRESS"))
+
+    async with peer() as there, client(there.url, retry_for=0) as lucius:
+        there.answer = answer
+        assert await follow(lucius, "j-1", retry_for=0.3) == [(1, "E")]
+
+
+async def test_what_a_stream_held_back_until_it_was_cut_is_told_all_the_same() -> None:
+    """A proxy that buffers: every stream opens, and none says anything."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "last-event-id" in request.headers:
+            opened = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await opened.prepare(request)
+            assert request.transport is not None
+            request.transport.abort()
+            return opened
+        if request.path.endswith("/events"):
+            return web.json_response({"events": [event(1, "E")], "next_cursor": None})
+        return web.json_response(job())
+
+    async with peer() as there, client(there.url) as lucius:
+        there.answer = answer
+        async with asyncio.timeout(5):
+            assert await follow(lucius, "j-1", retry_for=1) == [(1, "E")]
