@@ -1,10 +1,12 @@
 """What kind of document bytes are, and the text of those that are text."""
 
+import codecs
 from typing import Literal
 
 Kind = Literal["pdf", "image", "text"]
 
-_IMAGES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*", b"BM")
+_IMAGES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_SAMPLE = 64 * 1024
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
@@ -22,10 +24,9 @@ def kind_of(data: bytes) -> Kind:
         return "pdf"
     if data.startswith(tuple(_BOMS)):
         return "text"
-    looks_like_text = _looks_like_text(data)
-    if not looks_like_text and (data.startswith(_IMAGES) or (data[:4], data[8:12]) == (b"RIFF", b"WEBP")):
+    if _is_image(data):  # before anything else is asked: the white of an unpacked scan is no control character
         return "image"
-    if not looks_like_text:
+    if not _looks_like_text(data[:_SAMPLE]):
         raise NotText("neither text nor PDF nor an image of a known kind")
     return "text"
 
@@ -44,7 +45,22 @@ def plain_text(data: bytes) -> str:
         return data.decode("latin-1")
 
 
-def _looks_like_text(data: bytes) -> bool:
-    sample = data[: 64 * 1024]
+def _is_image(data: bytes) -> bool:
+    """By its signature; of those that a text might begin with, by what follows too."""
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return b"\0" in data[6:13]  # one of size, flags, ground, shape
+    if data.startswith(b"BM"):
+        return data[6:10] == bytes(4) or int.from_bytes(data[2:6], "little") == len(data)
+    return data.startswith(_IMAGES) or (data[:4], data[8:12]) == (b"RIFF", b"WEBP")
+
+
+def _looks_like_text(sample: bytes) -> bool:
+    """Few control characters; and if it is not UTF-8, letters of the old Western encoding among plain ones."""
     control = sum(byte < 9 or 13 < byte < 32 or byte == 127 for byte in sample)
-    return control * 100 <= len(sample)
+    if control * 100 > len(sample):
+        return False
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(sample)
+    except UnicodeDecodeError:
+        return b"\0" not in sample and sum(byte > 127 for byte in sample) * 3 <= len(sample)
+    return True
