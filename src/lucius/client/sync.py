@@ -31,7 +31,7 @@ class Client:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._client = AsyncClient(url, api_key=api_key, retry_for=retry_for, timeout=timeout, trace=trace, tls=tls)
-        self._bridge = Bridge()
+        self._bridge = Bridge(self._client.close)
         self.protocols = Protocols(self._client.protocols, self._bridge)
         self.reviews = Reviews(self._client.reviews, self._bridge)
 
@@ -57,8 +57,8 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """What other threads still wait for ends with a RuntimeError."""
-        self._bridge.close(self._client.close())
+        """What other threads still wait for ends with a RuntimeError. One that is forgotten closes by itself."""
+        self._bridge.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._client.http.url!r})"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import gc
 import inspect
 import os
 import signal
@@ -179,6 +180,10 @@ def test_whoever_stops_iterating_closes_the_stream(lucius: Client, server: Serve
     assert not server.api.runtime.hub._watchers
 
 
+async def nothing() -> None:
+    pass
+
+
 def test_a_source_is_closed_before_anyone_goes_on() -> None:
     closed = []
 
@@ -190,12 +195,12 @@ def test_a_source_is_closed_before_anyone_goes_on() -> None:
             await asyncio.sleep(0.05)
             closed.append(True)
 
-    bridge, kept = Bridge(), source()
+    bridge, kept = Bridge(nothing), source()
     numbers = bridge.iterate(kept)
     assert next(numbers) == 1
     numbers.close()
     assert closed == [True]
-    bridge.close(asyncio.sleep(0))
+    bridge.close()
 
 
 # One that ends
@@ -254,6 +259,51 @@ def test_closing_ends_what_other_threads_wait_for_and_its_thread(server: Server)
         lucius.get(job_id)
     with pytest.raises(RuntimeError, match="this client is closed"):
         next(lucius.jobs())
+
+
+def gone(before: int) -> bool:
+    """Whether the threads that came since are gone, now or soon."""
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    return threading.active_count() == before
+
+
+def test_clients_that_are_forgotten_keep_no_threads(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """As when a cell of a notebook is run again and again."""
+    before = threading.active_count()
+    for _ in range(5):
+        Client(server.url, api_key=KEY).protocols.list()
+    assert gone(before)
+    assert not caplog.records  # sessions and connections were closed as well
+
+
+def test_a_client_that_is_forgotten_amid_a_stream_keeps_no_thread(server: Server) -> None:
+    """Client and iterator in one heap of garbage, and collected in any order."""
+    before = threading.active_count()
+
+    def cell() -> None:
+        client = Client(server.url, api_key=KEY)
+        events = client.stream(client.submit("OCR", **OCR).jobId)
+        next(events)
+        heap: list[object] = [client, events]
+        heap.append(heap)
+
+    cell()
+    assert gone(before)
+    deadline = time.monotonic() + 5
+    while server.api.runtime.hub._watchers and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not server.api.runtime.hub._watchers
+
+
+def test_what_a_client_gave_keeps_it_going(server: Server) -> None:
+    protocols = Client(server.url, api_key=KEY).protocols
+    gc.collect()
+    assert protocols.list().problems == []
+    kinds = (protocol.request_type for protocol in Client(server.url, api_key=KEY).protocols.list().protocols)
+    assert "OCR" in kinds
 
 
 def test_an_iterator_that_outlives_the_client_ends_quietly(server: Server) -> None:
