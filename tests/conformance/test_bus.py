@@ -221,14 +221,30 @@ class TestLocal:
         await consumer.close()
 
     @pytest.mark.parametrize(
-        ("status", "error"), [(500, BusDown), (503, BusDown), (404, PullRefused), (422, PullRefused)]
+        ("status", "body", "error"),
+        [
+            (500, "", BusDown),
+            (503, '{"code": "UNAVAILABLE"}', BusDown),
+            (404, '{"code": "NOT_FOUND"}', PullRefused),
+            (422, '{"code": "INVALID_REQUEST"}', PullRefused),
+            (404, "<html>no such backend</html>", BusDown),
+            (404, '{"message": "no route"}', BusDown),
+        ],
     )
     async def test_what_other_answers_mean(
-        self, orchestrator: FakeOrchestrator, consumer: LocalConsumer, status: int, error: type[Exception]
+        self, orchestrator: FakeOrchestrator, consumer: LocalConsumer, status: int, body: str, error: type[Exception]
     ) -> None:
-        orchestrator.pull_answers.append(web.Response(status=status))
+        """A gateway with nobody behind it is no refusal: that gets better by waiting."""
+        orchestrator.pull_answers.append(web.Response(status=status, text=body))
         with pytest.raises(error):
             await consumer.pull(1, 0)
+
+    @pytest.mark.parametrize("url", ["http://a..b", f"http://{'a' * 64}.example", "http://me:pw@"])
+    async def test_an_address_that_can_not_be_one_is_said(self, url: str) -> None:
+        consumer = LocalConsumer(url, "ocr", API_KEY)
+        with pytest.raises(PullRefused, match="not an address"):
+            await consumer.pull(1, 0)
+        await consumer.close()
 
     async def test_told_to_wait_it_stays_away(self, orchestrator: FakeOrchestrator, consumer: LocalConsumer) -> None:
         orchestrator.pull_answers.append(web.Response(status=429, headers={"Retry-After": "60"}))

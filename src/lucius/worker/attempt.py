@@ -27,6 +27,8 @@ class Attempt:
         self._line = LocalLine()
         self._running: asyncio.Task[None] | None = None
         self._timer: Timer | None = None
+        self._unanswered = False
+        self._beat_due = False
         self._fenced = False
         self._abandoned = False
         self.heard = False
@@ -55,8 +57,6 @@ class Attempt:
 
     async def _run(self, on_end: Callable[["Attempt", bytes | None], Awaitable[None]]) -> None:
         structlog.contextvars.bind_contextvars(**names_of(self.directive))
-        self._sender.ack(self.directive, self._on_answer)
-        self._beat_later()
         try:
             result = await self._outcome()
         finally:
@@ -68,6 +68,8 @@ class Attempt:
     async def _outcome(self) -> bytes | None:
         """The encoded RESULT, or none at all."""
         try:
+            self._sender.ack(self.directive, self._on_answer)
+            self._beat_later()
             return await self._executor.execute(self.directive, self._line)
         except asyncio.CancelledError as cancelled:
             if self._fenced:
@@ -75,18 +77,31 @@ class Attempt:
             if self._abandoned or _someone_cancelled_us():  # the loop ends, and we with it
                 return failure(self.directive, Stopped(StopReason.SHUTDOWN))
             return failure(self.directive, unexpected(cancelled))  # something inside the step was cancelled
+        except KeyboardInterrupt:
+            raise
+        except BaseException as surprise:  # whatever it is, the attempt must end with a RESULT
+            log.error("attempt failed unexpectedly", exc_info=surprise, **names_of(self.directive))
+            return failure(self.directive, unexpected(surprise))
 
     def _beat_later(self) -> None:
         pause = self.directive.lease_seconds / 3 * (0.8 + 0.2 * self._timing.random())
         self._timer = self._timing.call_later(pause, self._beat)
 
     def _beat(self) -> None:
+        """Every third of a lease, counted from the last one's leaving. One at a time: if it was not answered by then,
+        the next leaves when it is."""
+        if self._unanswered:
+            self._beat_due = True
+            return
+        self._unanswered, self._beat_due = True, False
+        self._beat_later()
         self._sender.heartbeat(self.directive, self._line.last_progress, self._on_heartbeat_answer)
 
     def _on_heartbeat_answer(self, delivery: Delivery) -> None:
+        self._unanswered = False
         self._on_answer(delivery)
-        if self._running is not None and not self._fenced:
-            self._beat_later()
+        if self._beat_due and self._running is not None and not self._fenced:
+            self._beat()
 
     def _on_answer(self, delivery: Delivery) -> None:
         self.heard = self.heard or not isinstance(delivery, GaveUp)

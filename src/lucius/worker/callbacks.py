@@ -2,7 +2,7 @@
 
 Callbacks queued in the same tick leave as one request, in order: an attempt that is done before its ACK has left
 sends both together, and the orchestrator applies both in one commit. One request is under way at a time, so what
-comes up meanwhile makes the next batch, and no RESULT overtakes its own ACK.
+comes up meanwhile makes the next batch, and no RESULT overtakes its own ACK. Callbacks to other addresses go singly.
 
 Each callback ends as exactly one Delivery, told to whoever sent it:
     Delivered   the orchestrator answered 2xx, whatever it made of it
@@ -13,7 +13,7 @@ Each callback ends as exactly one Delivery, told to whoever sent it:
 import asyncio
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Literal, NoReturn
 
@@ -30,6 +30,9 @@ BATCH_LIMIT = 200
 BATCH_BYTES = 512 * 1024
 LATE_WINDOW = 24 * 3600.0
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+TOO_LARGE = 413
+BAD_GATEWAY = 502
+SHORTEST_PATIENCE = 0.25
 AWAY = frozenset({429, 502, 503, 504})  # the orchestrator as a whole, not this message
 
 Kind = Literal["ack", "heartbeat", "result"]
@@ -82,6 +85,11 @@ class Callback:
         self.failures = 0
 
     @property
+    def patience(self) -> float:
+        """How long it may wait while the orchestrator is away: a few tries must fit into what a lease leaves."""
+        return max(SHORTEST_PATIENCE, self.directive.lease_seconds / 6)
+
+    @property
     def url(self) -> str:
         return str(getattr(self.directive.callback_urls, self.kind))
 
@@ -110,6 +118,9 @@ class CallbackSender:
         self._queued = asyncio.Event()
         self._settled = asyncio.Event()
         self._back = asyncio.Event()
+        self._away_until = 0.0
+        self._chains: dict[str, deque[Callback]] = {}
+        self._chain_tasks: asyncio.TaskGroup
         self._failures = 0
         self.undelivered = 0
 
@@ -141,16 +152,16 @@ class CallbackSender:
             await self._settled.wait()
 
     async def run(self) -> NoReturn:
-        while True:
-            await self._queued.wait()
-            await asyncio.sleep(0)  # whatever else this tick brings shares the request
-            ours, theirs = self._take()
-            pause = await self._post_batch(ours) if ours else 0.0
-            if theirs:
-                await self._post_singly(theirs)
-            if pause:
-                self._back.clear()
-                await first_of(self._timing.sleep(pause), self._back.wait())
+        async with asyncio.TaskGroup() as self._chain_tasks:
+            while True:
+                await self._queued.wait()
+                await asyncio.sleep(0)  # whatever else this tick brings shares the request
+                pause = await self._post_batch(batch) if (batch := self._take()) else 0.0
+                if pause:
+                    self._back.clear()
+                    self._away_until = self._timing.now() + pause
+                    await first_of(self._timing.sleep(pause), self._back.wait())
+                    self._away_until = 0.0
 
     def orchestrator_is_back(self) -> None:
         """It answered somebody else: ACKs of what was pulled just now must not sit out a pause from before."""
@@ -163,21 +174,25 @@ class CallbackSender:
     def _enqueue(self, callback: Callback) -> None:
         self._queue.append(callback)
         self._queued.set()
+        if self._away_until - self._timing.now() > callback.patience:
+            self._back.set()
 
-    def _take(self) -> tuple[list[Callback], list[Callback]]:
-        """The next batch, parted into what goes to our orchestrator and what is to be called back elsewhere."""
+    def _take(self) -> list[Callback]:
+        """The next batch for our orchestrator; what is to be called back elsewhere goes its own way."""
         ours: list[Callback] = []
-        theirs: list[Callback] = []
         size = 0
-        while self._queue and len(ours) + len(theirs) < BATCH_LIMIT:
-            size += len(self._queue[0].body)
-            if size > BATCH_BYTES and (ours or theirs):
+        while self._queue and len(ours) < BATCH_LIMIT:
+            callback = self._queue[0]
+            if origin(callback.url) != self._origin or callback.directive.lease_id in self._chains:
+                self._post_singly(self._queue.popleft())
+                continue
+            size += len(callback.body)
+            if size > BATCH_BYTES and ours:
                 break
-            callback = self._queue.popleft()
-            (ours if origin(callback.url) == self._origin else theirs).append(callback)
+            ours.append(self._queue.popleft())
         if not self._queue:
             self._queued.clear()
-        return ours, theirs
+        return ours
 
     async def _post_batch(self, batch: list[Callback]) -> float:
         """Send a batch; returns how long to leave the orchestrator alone."""
@@ -193,7 +208,8 @@ class CallbackSender:
         if answers is None:
             # Refused as a whole, perhaps for one bad item: singly, the others do not suffer for it.
             log.warning("callback batch refused, sending singly", status=reply.status, callbacks=len(batch))
-            await self._post_singly(batch)
+            for callback in batch:
+                self._post_singly(callback)
         else:
             for callback, answer in zip(batch, answers, strict=True):
                 self._settle(callback, answer)
@@ -202,7 +218,7 @@ class CallbackSender:
     def _put_back(self, batch: list[Callback], reason: str, at_least: float) -> float:
         """The orchestrator is away: keep everything, in order, and wait as a whole rather than one by one."""
         self._failures += 1
-        pause = max(at_least, self._timing.backoff(self._failures))
+        pause = _pause(batch, at_least, self._timing.backoff(self._failures))
         again = self._timing.now() + pause
         kept = [callback for callback in batch if callback.expires >= again]
         self._queue.extendleft(reversed(kept))
@@ -214,23 +230,38 @@ class CallbackSender:
                 self._resolve(callback, GaveUp(reason))
         return pause
 
-    async def _post_singly(self, callbacks: list[Callback]) -> None:
-        """To each callback's own address: those of one attempt in order, different attempts side by side."""
-        chains: dict[str, list[Callback]] = {}
-        for callback in callbacks:
-            chains.setdefault(callback.directive.lease_id, []).append(callback)
-        await asyncio.gather(*(self._post_chain(chain) for chain in chains.values()))
+    def _post_singly(self, callback: Callback) -> None:
+        """To its own address: those of one attempt in order, different attempts side by side, and none waits for an
+        address that does not answer."""
+        lease_id = callback.directive.lease_id
+        if lease_id in self._chains:
+            self._chains[lease_id].append(callback)
+        else:
+            self._chains[lease_id] = deque([callback])
+            self._chain_tasks.create_task(self._post_chain(lease_id))
 
-    async def _post_chain(self, chain: list[Callback]) -> None:
-        for callback in chain:
-            directive = callback.directive
-            headers = trace_headers(directive)
-            try:
-                reply = await self._transport.post(callback.url, callback.body, directive.callback_token, headers)
-            except Unreachable as error:
-                self._retry(callback, str(error), 0.0)
-            else:
-                self._settle(callback, _answer(reply))
+    async def _post_chain(self, lease_id: str) -> None:
+        chain = self._chains[lease_id]
+        while chain:
+            callback = chain.popleft()
+            while (pause := await self._post(callback)) is not None:
+                await self._timing.sleep(pause)
+        del self._chains[lease_id]
+
+    async def _post(self, callback: Callback) -> float | None:
+        """Send it by itself; returns after which pause to send it again, if at all."""
+        directive = callback.directive
+        try:
+            reply = await self._transport.post(
+                callback.url, callback.body, directive.callback_token, trace_headers(directive)
+            )
+        except Unreachable as error:
+            return self._pause_before_retry(callback, str(error), 0.0)
+        answer = _answer(reply)
+        if _is_passing(answer.status):
+            return self._pause_before_retry(callback, f"HTTP {answer.status}", answer.retry_after_seconds or 0.0)
+        self._settle(callback, answer)
+        return None
 
     def _settle(self, callback: Callback, answer: Answer) -> None:
         status = answer.status
@@ -238,8 +269,10 @@ class CallbackSender:
             # LATE without an instant: the step or the job has ended. With one, a success until then still counts.
             wanted = answer.disposition != "LATE" or answer.lease_expires_at is not None
             self._resolve(callback, Delivered(answer.disposition, answer.cancel_requested, wanted))
-        elif status in (408, 425, 429) or status >= 500 or status < 400:
-            self._retry(callback, f"HTTP {status}", answer.retry_after_seconds or 0.0)
+        elif _is_passing(status):
+            pause = self._pause_before_retry(callback, f"HTTP {status}", answer.retry_after_seconds or 0.0)
+            if pause is not None:
+                self._timing.call_later(pause, lambda: self._enqueue(callback))
         else:
             directive = callback.directive
             log.warning(
@@ -254,18 +287,29 @@ class CallbackSender:
             )
             self._resolve(callback, Refused(status, answer.code))
 
-    def _retry(self, callback: Callback, reason: str, at_least: float) -> None:
+    def _pause_before_retry(self, callback: Callback, reason: str, at_least: float) -> float | None:
         callback.failures += 1
-        pause = max(at_least, self._timing.backoff(callback.failures))
-        if self._timing.now() + pause > callback.expires:
-            self._resolve(callback, GaveUp(reason))
-        else:
-            self._timing.call_later(pause, lambda: self._enqueue(callback))
+        pause = _pause([callback], at_least, self._timing.backoff(callback.failures))
+        if self._timing.now() + pause <= callback.expires:
+            return pause
+        self._resolve(callback, GaveUp(reason))
+        return None
 
     def _resolve(self, callback: Callback, delivery: Delivery) -> None:
         self.undelivered -= 1
         self._settled.set()
         callback.on_delivery(delivery)
+
+
+def _pause(callbacks: Sequence[Callback], at_least: float, backoff: float) -> float:
+    """Backoff, and no less than was asked for; but no lease runs out because we wait politely."""
+    patience = min(callback.patience for callback in callbacks)
+    return max(min(at_least, 2 * patience), min(backoff, patience))
+
+
+def _is_passing(status: int) -> bool:
+    """Worth saying again: whoever answered has not judged what we said."""
+    return status in (408, 425, 429) or status >= 500 or status < 200 or 300 <= status < 400
 
 
 def heartbeat_body(directive: Directive, progress: float | None) -> bytes:
@@ -305,10 +349,10 @@ def _answer(reply: Reply) -> Answer:
     try:
         answer = _decode_answer(reply.body)
     except msgspec.DecodeError:
-        # A 2xx that is not ours comes from something in between: nobody has taken the callback.
-        answer = Answer(status=502 if reply.status < 300 else reply.status)
-        answer.retry_after_seconds = reply.retry_after
-        return answer
-    answer.status = reply.status
+        answer = Answer()
+    # What does not speak as an orchestrator comes from something in between, a gateway without a route say: nobody has
+    # taken the callback, and nobody who may has refused it.
+    ours = answer.disposition or answer.code or reply.status == TOO_LARGE
+    answer.status = reply.status if ours or reply.status in AWAY else BAD_GATEWAY
     answer.retry_after_seconds = max(answer.retry_after_seconds or 0.0, reply.retry_after)
     return answer

@@ -273,4 +273,5 @@ def _retry_after_of(error: BaseException) -> float | None:
 
 
 def _bounded(seconds: float | None) -> float | None:
-    return None if seconds is None or seconds != seconds else min(LONGEST_RETRY_AFTER, max(0.0, seconds))
+    """A plain number: what a library calls a float need not be one that JSON knows."""
+    return None if seconds is None or seconds != seconds else min(LONGEST_RETRY_AFTER, max(0.0, float(seconds)))

@@ -1,6 +1,6 @@
 """Keeps leases alive while the event loop can't: an async step that blocks must not lose everybody's work.
 
-A thread watches whether the loop still turns. While it does not, the thread sends the heartbeats itself, one by one and
+A thread watches whether the loop still turns. While it does not, the thread sends the heartbeats itself, in batches and
 without looking at the answers: once the loop turns again, its own heartbeats learn what there is to learn. Code that
 also keeps the interpreter's lock stops this thread too; such steps belong into a process.
 """
@@ -8,17 +8,18 @@ also keeps the interpreter's lock stops this thread too; such steps belong into 
 import asyncio
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from http.client import HTTPException
 from types import TracebackType
 from typing import Self
 
 import structlog
 
 from lucius.worker.attempt import Attempt
-from lucius.worker.callbacks import heartbeat_body, trace_headers
+from lucius.worker.callbacks import BATCH_LIMIT, Callback, heartbeat_body, trace_headers
 from lucius.worker.context import names_of
+from lucius.worker.transport import origin
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -26,7 +27,6 @@ TICK_SECONDS = 0.25
 STALLED_SECONDS = 1.0
 POST_SECONDS = 5.0
 MOST_LOGGED = 5
-JSON = {"Content-Type": "application/json"}
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -39,7 +39,13 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 class Lifeline:
     """A context manager around the life of a service process."""
 
-    def __init__(self, attempts: Callable[[], Sequence[Attempt]], on_stall: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        attempts: Callable[[], Sequence[Attempt]],
+        on_stall: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._base_url = base_url.rstrip("/")
         self._attempts = attempts
         self._on_stall = on_stall
         self._opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
@@ -79,8 +85,7 @@ class Lifeline:
             if attempts and not told:
                 self._tell(attempts)
                 told = True
-            for attempt in attempts:
-                self._beat(attempt, sent, stalled)
+            self._beat([attempt for attempt in attempts if _is_due(attempt, sent, stalled)])
 
     def _tell(self, attempts: Sequence[Attempt]) -> None:
         self._on_stall()
@@ -88,22 +93,45 @@ class Lifeline:
         advice = "make the step a plain def, which runs in a thread"
         log.warning("the event loop is blocked; a thread keeps leases alive", advice=advice, attempts=names)
 
-    def _beat(self, attempt: Attempt, sent: dict[str, float], stalled: float) -> None:
-        directive = attempt.directive
-        now = time.monotonic()
-        lease = directive.lease_seconds
-        # A step that blocks at once keeps even its ACK from leaving; a heartbeat says as much.
-        patience = lease / 4 if attempt.heard or directive.lease_id in sent else 0.0
-        if stalled < patience or now - sent.get(directive.lease_id, -lease) < lease / 3:
-            return
-        sent[directive.lease_id] = now
-        request = urllib.request.Request(
-            directive.callback_urls.heartbeat,
-            data=heartbeat_body(directive, attempt.progress),
-            headers={**trace_headers(directive), "Authorization": f"Bearer {directive.callback_token}", **JSON},
-        )
+    def _beat(self, attempts: Sequence[Attempt]) -> None:
+        ours = [attempt for attempt in attempts if _calls_back(attempt, self._base_url)]
+        for start in range(0, len(ours), BATCH_LIMIT):
+            batch = [_heartbeat(attempt).as_batch_item() for attempt in ours[start : start + BATCH_LIMIT]]
+            body = b'{"callbacks":[%s]}' % b",".join(batch)
+            self._post(f"{self._base_url}/v1/callbacks:batch", body, {}, {"attempts": len(batch)})
+        for attempt in attempts:
+            if attempt not in ours:
+                token = {"Authorization": f"Bearer {attempt.directive.callback_token}"}
+                beat = _heartbeat(attempt)
+                headers = {**trace_headers(attempt.directive), **token}
+                self._post(beat.url, beat.body, headers, names_of(attempt.directive))
+
+    def _post(self, url: str, body: bytes, headers: dict[str, str], about: dict[str, object]) -> None:
+        request = urllib.request.Request(url, data=body, headers={**headers, "Content-Type": "application/json"})
         try:
             with self._opener.open(request, timeout=POST_SECONDS):
                 pass
-        except (OSError, urllib.error.URLError) as error:
-            log.warning("heartbeat failed while the loop is blocked", reason=str(error), **names_of(directive))
+        except (OSError, ValueError, HTTPException) as error:  # URLError is an OSError
+            reason = f"{type(error).__name__}: {error}"
+            log.warning("heartbeat failed while the loop is blocked", reason=reason, **about)
+
+
+def _is_due(attempt: Attempt, sent: dict[str, float], stalled: float) -> bool:
+    now = time.monotonic()
+    directive = attempt.directive
+    lease = directive.lease_seconds
+    # A step that blocks at once keeps even its ACK from leaving; a heartbeat says as much.
+    patience = lease / 4 if attempt.heard or directive.lease_id in sent else 0.0
+    if stalled < patience or now - sent.get(directive.lease_id, -lease) < lease / 3:
+        return False
+    sent[directive.lease_id] = now
+    return True
+
+
+def _calls_back(attempt: Attempt, base_url: str) -> bool:
+    return origin(attempt.directive.callback_urls.heartbeat) == origin(base_url)
+
+
+def _heartbeat(attempt: Attempt) -> Callback:
+    body = heartbeat_body(attempt.directive, attempt.progress)
+    return Callback("heartbeat", attempt.directive, body, 0.0, lambda _: None)

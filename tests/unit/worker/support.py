@@ -3,7 +3,7 @@
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -124,6 +124,7 @@ class FakeOrchestrator:
         self.whole_answers: deque[web.Response] = deque()
         self.pull_answers: deque[web.Response] = deque()
         self.answer: Callable[[Item], Item] = lambda _: {"status": 200, "disposition": "APPLIED"}
+        self.before_answering: Callable[[], Awaitable[object]] | None = None
         self.got_result = asyncio.Event()
         self.url = ""
         self.port = 0
@@ -166,6 +167,8 @@ class FakeOrchestrator:
             self.requests.append([])
             return self.whole_answers.popleft()
         self._record(items)
+        if self.before_answering is not None:
+            await self.before_answering()
         return web.json_response({"results": [self.answer(item) for item in items]})
 
     async def _single(self, request: web.Request) -> web.Response:

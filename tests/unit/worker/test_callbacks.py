@@ -1,9 +1,14 @@
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
+import aiohttp
 import pytest
 from aiohttp import web
 
+from lucius.contract import CallbackUrls
 from lucius.worker.callbacks import CallbackSender, Delivered, Delivery, GaveUp, Refused
 from lucius.worker.transport import Transport
 from tests.unit.worker.support import FakeOrchestrator, Item, ManualTiming, directive, until
@@ -232,3 +237,113 @@ async def test_a_callback_whose_deadline_is_past_is_still_tried_once(
     sender.ack(directive(orchestrator.url), lambda _: None)
     await sender.undelivered_below(1)
     assert len(orchestrator.callbacks) == 1
+
+
+@asynccontextmanager
+async def sending_elsewhere(timing: ManualTiming) -> AsyncIterator[CallbackSender]:
+    """A sender whose orchestrator is not where the directives of a test call back to."""
+    async with Transport() as transport:
+        sender = CallbackSender("http://orchestrator.example", transport, timing, late_window=100)
+        running = asyncio.create_task(sender.run())
+        yield sender
+        assert not running.done()
+        running.cancel()
+
+
+async def test_a_callback_sent_singly_is_heard_once(orchestrator: FakeOrchestrator, timing: ManualTiming) -> None:
+    got: list[Delivery] = []
+    async with sending_elsewhere(timing) as sender:
+        sender.result(directive(orchestrator.url), b'{"status":"SUCCEEDED"}', got.append)
+        await sender.undelivered_below(1)
+        timing.advance(1000)
+        await sender.undelivered_below(1)
+    assert got == [Delivered("APPLIED")]
+    assert len(orchestrator.callbacks) == 1
+
+
+@pytest.mark.parametrize("answer", [{"message": "no route"}, {}])
+async def test_a_gateway_with_nobody_behind_it_refuses_nothing(
+    orchestrator: FakeOrchestrator, timing: ManualTiming, answer: Item
+) -> None:
+    got: list[Delivery] = []
+    orchestrator.answer = lambda _: {**answer, "status": 404}
+    async with sending_elsewhere(timing) as sender:
+        sender.result(directive(orchestrator.url), b'{"status":"SUCCEEDED"}', got.append)
+        await until(lambda: timing.waiting == 1)
+        assert got == []
+        orchestrator.answer = lambda _: {"status": 200, "disposition": "APPLIED"}
+        timing.advance(1)
+        await sender.undelivered_below(1)
+    assert got == [Delivered("APPLIED")]
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example"])
+async def test_an_address_that_can_not_be_one_costs_its_own_attempt_only(
+    orchestrator: FakeOrchestrator, sender: CallbackSender, host: str
+) -> None:
+    odd = CallbackUrls(ack=f"http://{host}/a", result=f"http://{host}/r", heartbeat=f"http://{host}/h")
+    got: list[Delivery] = []
+    sender.result(directive(orchestrator.url, 1, callback_urls=odd), b'{"status":"SUCCEEDED"}', got.append)
+    sender.ack(directive(orchestrator.url, 2), got.append)
+    await sender.undelivered_below(1)
+    assert sorted(got, key=str) == [Delivered("APPLIED"), Refused(421, "BAD_CALLBACK_URL")]
+
+
+async def test_a_certificate_that_is_wrong_today_may_be_right_tomorrow(
+    orchestrator: FakeOrchestrator, sender: CallbackSender, timing: ManualTiming, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def expired(*_: object, **__: object) -> None:
+        raise aiohttp.ClientConnectorCertificateError(Mock(), ssl.CertificateError("it has expired"))
+
+    got: list[Delivery] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(aiohttp.ClientSession, "post", expired)
+        sender.result(directive(orchestrator.url), b'{"status":"SUCCEEDED"}', got.append)
+        await until(lambda: timing.waiting == 1)
+    timing.advance(1)
+    await sender.undelivered_below(1)
+    assert got == [Delivered("APPLIED")]
+
+
+async def test_an_address_that_never_answers_holds_up_nobody(
+    orchestrator: FakeOrchestrator, sender: CallbackSender
+) -> None:
+    async def silence(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    server = await asyncio.start_server(silence, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    got: list[Delivery] = []
+    sender.ack(directive(url, 1), got.append)
+    sender.ack(directive(orchestrator.url, 2), got.append)
+    await until(lambda: bool(got))
+    sender.heartbeat(directive(orchestrator.url, 2), None, got.append)
+    await until(lambda: len(got) == 2)
+    assert got == [Delivered("APPLIED")] * 2
+    assert sender.undelivered == 1
+    server.close()
+
+
+@pytest.mark.parametrize(("lease", "longest"), [(6.0, 1.0), (900.0, 30.0)])
+async def test_no_lease_runs_out_because_of_a_polite_pause(
+    orchestrator: FakeOrchestrator, sender: CallbackSender, timing: ManualTiming, lease: float, longest: float
+) -> None:
+    port = orchestrator.port
+    await orchestrator.stop()
+    sender.result(directive(orchestrator.url, lease_seconds=lease), b'{"status":"SUCCEEDED"}', lambda _: None)
+    for failures in range(1, 12):
+        await until(lambda failures=failures: len(timing.pauses) == failures)  # type: ignore[misc]
+        timing.advance(timing.pauses[-1])
+    assert max(timing.pauses) == longest
+    await orchestrator.start(port)
+
+
+async def test_a_short_lease_ends_a_pause_that_is_too_long_for_it(
+    orchestrator: FakeOrchestrator, sender: CallbackSender, timing: ManualTiming
+) -> None:
+    orchestrator.whole_answers.append(web.Response(status=503, headers={"Retry-After": "120"}))
+    sender.result(directive(orchestrator.url, 1), b'{"status":"SUCCEEDED"}', lambda _: None)
+    await until(lambda: timing.pauses == [120])
+    sender.heartbeat(directive(orchestrator.url, 2, lease_seconds=6.0), None, lambda _: None)
+    await sender.undelivered_below(1)
+    assert [item["type"] for item in orchestrator.callbacks] == ["result", "heartbeat"]

@@ -71,10 +71,11 @@ class Running:
         self.progress = 0.5
 
 
-def watched(*running: Running, counted: list[int] | None = None) -> Lifeline:
+def watched(*running: Running, counted: list[int] | None = None, base_url: str = "http://elsewhere:1") -> Lifeline:
+    """Attempts that call back to another address than our orchestrator's, unless told."""
     attempts: Any = list(running)
     found: list[Attempt] = attempts
-    return Lifeline(lambda: found, lambda: counted.append(1) if counted is not None else None)
+    return Lifeline(base_url, lambda: found, lambda: counted.append(1) if counted is not None else None)
 
 
 def block(seconds: float) -> None:
@@ -99,6 +100,33 @@ async def test_while_the_loop_is_blocked_everyones_lease_is_kept(beside: Beside)
     assert (item["lease_id"], item["progress"]) == ("lease-1", 0.5)
     assert "Bearer token-1" in beside.server.bearers
     assert set(beside.server.traces) == {TRACE, None}
+
+
+async def test_many_attempts_share_a_request(beside: Beside) -> None:
+    """One by one they would take longer than the lease."""
+    many = [Running(directive(beside.server.url, number, lease_seconds=0.6)) for number in range(300)]
+    with watched(*many, base_url=f"{beside.server.url}/"):
+        block(0.7)
+    first, second, *_ = beside.server.requests
+    assert (len(first), len(second)) == (200, 100)
+    assert {item["jobId"] for item in first + second} == {f"job-{number}" for number in range(300)}
+    assert {(item["type"], item["progress"]) for item in first} == {("heartbeat", 0.5)}
+    assert [item["callback_token"] for item in first[:2]] == ["token-0", "token-1"]
+
+
+async def test_an_answer_that_is_no_http_ends_nothing(beside: Beside) -> None:
+    async def gibberish(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"what?\r\n\r\n")
+        writer.close()
+
+    server = beside.do(asyncio.start_server(gibberish, "127.0.0.1", 0))
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    odd = Running(directive(url, 1, lease_seconds=0.6))
+    with capture_logs() as lines, watched(odd, Running(directive(beside.server.url, 2, lease_seconds=0.6))):
+        block(1.2)
+    server.close()
+    assert beside.beats("job-2") >= 1
+    assert any("BadStatusLine" in line.get("reason", "") for line in lines)
 
 
 async def test_nothing_is_sent_while_the_loop_turns(beside: Beside) -> None:
@@ -202,7 +230,7 @@ async def test_a_service_whose_async_step_sleeps_keeps_its_leases(beside: Beside
         stop.set()
         await running
     assert {item["result"] for item in beside.server.of_type("result")} == {"blocked", "waited"}
-    assert beside.beats("job-1") >= 2
-    assert beside.beats("job-2") >= 3
+    assert len(beside.of_type("heartbeat", "job-1")) >= 2
+    assert len(beside.of_type("heartbeat", "job-2")) >= 3
     assert beside.of_type("heartbeat", "job-2")[0]["progress"] == 0.3
     assert sum(line["event"].startswith("the event loop is blocked") for line in lines) == 1

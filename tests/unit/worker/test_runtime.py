@@ -7,7 +7,7 @@ import pytest
 from lucius.adapters.bus_memory import MemoryConsumer
 from lucius.contract import Directive
 from lucius.ports.errors import BusError
-from lucius.worker import FailureClass, StepFailure, StepResult, StopReason
+from lucius.worker import FailureClass, RateLimited, StepFailure, StepResult, StopReason
 from lucius.worker.journal import Journal
 from tests.unit.worker.bench import Bench, Scripted, fails
 from tests.unit.worker.support import Item, until
@@ -227,7 +227,7 @@ async def test_work_goes_on_while_the_orchestrator_is_away(bench: Bench) -> None
     await until(lambda: bool(bench.orchestrator.of_type("ack")))
     await bench.orchestrator.stop()
     bench.timing.advance(300)
-    await until(lambda: bench.waits() == [0.25])
+    await until(lambda: 0.25 in bench.waits())
     service.gate.set()
     await until(lambda: bench.sender.undelivered == 2)
     await bench.orchestrator.start(port)
@@ -315,3 +315,43 @@ async def test_a_directive_that_makes_no_sense_is_ignored(bench: Bench, changes:
     await bench.publish(2)
     assert (await bench.result())["jobId"] == "job-2"
     assert len(service.started) == 1
+
+
+class Seconds(float):
+    """A library's own number, which JSON does not know."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (RateLimited("BUSY", "later", retry_after_seconds=Seconds(3)), "BUSY"),
+        (GeneratorExit("odd"), "UNEXPECTED_ERROR"),
+        (SystemExit(3), "UNEXPECTED_ERROR"),
+    ],
+)
+async def test_whatever_a_step_raises_its_attempt_ends_with_a_result(
+    bench: Bench, raised: BaseException, code: str
+) -> None:
+    runtime = bench.start(Scripted(fails(raised)))
+    await bench.publish(1)
+    assert (await bench.result())["error"]["code"] == code
+    await until(lambda: not runtime.attempts)
+
+
+async def test_heartbeats_are_counted_from_their_leaving(bench: Bench) -> None:
+    """An orchestrator that is slow to answer gets the next one as soon as it has."""
+    service = Scripted()
+    bench.start(service)
+    await bench.publish(1, lease_seconds=6.0)
+    await until(lambda: bool(bench.orchestrator.of_type("ack")))
+    await bench.sender.undelivered_below(1)
+    slow = asyncio.Event()
+    bench.orchestrator.before_answering = slow.wait
+    bench.timing.advance(2.0)
+    await until(lambda: len(bench.orchestrator.of_type("heartbeat")) == 1)
+    bench.timing.advance(2.0)
+    assert bench.sender.undelivered == 1, "one at a time"
+    slow.set()
+    await until(lambda: len(bench.orchestrator.of_type("heartbeat")) == 2)
+    service.gate.set()
+    await bench.result()
