@@ -4,6 +4,8 @@ import ast
 import json
 import re
 import tomllib
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ from lucius import __version__
 from lucius.adapters.expressions import CelTools
 from lucius.adapters.protocols_dir import read_protocol
 from lucius.cli.main import app
-from lucius.scaffold import BadName, Names, names_for, write_project
+from lucius.scaffold import BadName, Names, names_for, taken, write_project
 from lucius.scaffold.project import FILES
 
+# Folders that some wheels leave behind.
+UNIMPORTED = {"build_area", "build_deps", "kokoro", "tmp"}
 LONGEST = "a" * 63 + "z"
 TEMPLATES = Path(__file__).parents[2] / "src" / "lucius" / "scaffold" / "templates"
 
@@ -65,15 +69,55 @@ def test_everything_is_named_after_the_service(name: str, package: str, step_typ
         ("ocr-", "end with a letter or digit"),
         ("class", "'class' is a word of the language; try class-service"),
         ("async", "'async' is a word of the language"),
-        ("json", "it would hide the module 'json'"),
-        ("lucius", "it would hide the module 'lucius'"),
-        ("prometheus-client", "it would hide the module 'prometheus_client'"),
-        ("tests", "it would hide the module 'tests'"),
+        ("json", "it would hide the module or package 'json'; try json-service"),
+        ("lucius", "it would hide the module or package 'lucius'"),
+        ("prometheus-client", "it would hide the module or package 'prometheus_client'"),
+        ("prometheus--client", "it would hide the module or package 'prometheus_client'"),
+        ("tests", "it would hide the module or package 'tests'"),
+        ("src", "it would hide the module or package 'src'"),
+        ("numpy", "it would hide the module or package 'numpy'"),
+        ("attr", "it would hide the module or package 'attr'"),
+        ("pyyaml", "it would hide the module or package 'pyyaml'"),
+        ("compression", "it would hide the module or package 'compression'"),
+        ("pytest-asyncio", "that is how pytest and its plugins are called; try my-pytest-asyncio"),
+        ("pytest__cov", "that is how pytest and its plugins are called"),
     ],
 )
 def test_a_name_that_will_not_do_is_refused_with_the_reason(name: str, why: str) -> None:
     with pytest.raises(BadName, match=re.escape(why)):
         named(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["class", "json", "numpy", "pytest", "pytest-asyncio", f"pytest-{'a' * 42}-{'b' * 14}"]
+)
+def test_the_name_that_is_suggested_will_do(name: str) -> None:
+    with pytest.raises(BadName) as refused:
+        named(name)
+    assert named(str(refused.value).rpartition("; try ")[2])
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def test_nothing_that_a_project_needs_can_be_hidden_by_it() -> None:
+    """What Lucius, its extras and the tools need, and what that needs: as it is installed here."""
+    needed: set[str] = set()
+    waiting = ["lucius", "mypy", "pytest", "pytest-asyncio", "ruff", "hatchling"]
+    while waiting:
+        name = waiting.pop()
+        if normal(name) in needed:
+            continue
+        needed.add(normal(name))
+        with suppress(metadata.PackageNotFoundError):
+            said = [line for line in metadata.requires(name) or [] if name == "lucius" or "extra ==" not in line]
+            waiting += [re.split(r"[^\w.-]", line)[0] for line in said]
+    for module, owners in metadata.packages_distributions().items():
+        if any(normal(owner) in needed for owner in owners) and module[0].isalpha():
+            needed.add(module.lower())
+    assert len(needed) > 30
+    assert needed - taken.NAMES <= UNIMPORTED
 
 
 @pytest.mark.parametrize("step_type", ["", "TWO WORDS", ".HIDDEN", "A/B", "A" * 65, 'A"', "A\n"])

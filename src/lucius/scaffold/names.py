@@ -2,18 +2,12 @@
 
 import keyword
 import re
-import sys
 from dataclasses import dataclass
+
+from lucius.scaffold import taken
 
 SERVICE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")  # as protocols have them
 STEP_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # protocols allow 128, lines of code do not
-# A package of this name would hide one that the project imports, or its own folder of tests.
-TAKEN = frozenset(
-    {
-        *("aiohttp", "fastapi", "hatchling", "lucius", "msgspec", "multidict", "mypy", "pip", "prometheus_client"),
-        *("pydantic", "pytest", "rich", "ruff", "starlette", "structlog", "tests", "typer", "uvicorn", "yaml", "yarl"),
-    }
-)
 
 
 class BadName(ValueError):
@@ -53,10 +47,14 @@ def _service(name: str) -> str:
 
 def _package(name: str) -> str:
     package = name.replace("-", "_")
+    project = re.sub("_+", "_", package)  # pip makes no difference between one and several
+    suggested = f"{name[:50]}-service"
     if keyword.iskeyword(package):
         reason = f"{package!r} is a word of the language"
-    elif package in TAKEN or package in sys.stdlib_module_names:
-        reason = f"it would hide the module {package!r}"
+    elif project.startswith("pytest"):
+        reason, suggested = "that is how pytest and its plugins are called", f"my-{name[:50]}"
+    elif package in taken.NAMES or project in taken.NAMES:
+        reason = f"it would hide the module or package {project!r}"
     else:
         return package
-    raise BadName(f"{name!r} can't name a Python package: {reason}; try {name}-service")
+    raise BadName(f"{name!r} can't name a Python package: {reason}; try {suggested.rstrip('-_')}")
