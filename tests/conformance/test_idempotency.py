@@ -359,6 +359,14 @@ async def test_a_redis_that_hangs_is_down_within_its_time(own_server: RedisServe
     await store.close()
 
 
+async def test_a_redis_that_is_away_is_noticed_before_there_is_anything_to_claim() -> None:
+    """So that nothing is pulled that could not be begun."""
+    store = RedisIdempotency("redis://127.0.0.1:1")
+    with pytest.raises(StoreDown):
+        await store.claim([], 60)
+    await store.close()
+
+
 async def test_a_claim_whose_answer_was_lost_is_made_again(own_server: RedisServer, key: Key) -> None:
     store = RedisIdempotency(own_server.url, call_seconds=0.2)
     await store.claim([key._replace(attempt_no=9)], 60)

@@ -66,7 +66,7 @@ class IdempotencyStore(Protocol):
     """Each call may raise StoreDown. Then it has changed nothing that counts, and may be made again."""
 
     async def claim(self, keys: Sequence[Key], seconds: float) -> list[Standing]:
-        """Where each attempt stands. The new ones are ours for so long."""
+        """Where each attempt stands. The new ones are ours for so long. None at all: are you there?"""
 
     async def renew(self, keys: Sequence[Key], seconds: float) -> None:
         """For attempts that run here. One whose time ran out is ours again, unless another has claimed it."""

@@ -83,7 +83,7 @@ class RedisIdempotency:
         self._being_claimed.update(asked)
         try:
             known = [int(key in self._held) for key in asked]
-            found = await self._call(self._claim, asked, self._owner, _ms(seconds), *known) if asked else []
+            found = await self._call(self._claim, asked, self._owner, _ms(seconds), *known)
         finally:
             self._being_claimed.difference_update(asked)
         standings = {key: self._standing(key, value) for key, value in zip(asked, found, strict=True)}
