@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import aiohttp
 import msgspec
 import structlog
+from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from lucius.contract import Directive, PullAnswer, PullRequest
@@ -23,6 +24,12 @@ class PullRefused(BusError):
     """The orchestrator will not let us pull, today or tomorrow: a wrong key, an unknown service."""
 
 
+class _Problem(msgspec.Struct):
+    """What tells Lucius from whatever else may answer."""
+
+    code: str
+
+
 class _RawAnswer(msgspec.Struct):
     directives: list[msgspec.Raw]
 
@@ -31,16 +38,25 @@ _encode = msgspec.json.Encoder().encode
 _answers = msgspec.json.Decoder(PullAnswer)
 _raw_answers = msgspec.json.Decoder(_RawAnswer)
 _directives = msgspec.json.Decoder(Directive)
+_problems = msgspec.json.Decoder(_Problem)
 
 
 class LocalConsumer:
     """Pulls one service's directives over one keep-alive connection."""
 
-    def __init__(self, base_url: str, service: str, api_key: str, lanes: Iterable[int] | None = None) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        service: str,
+        api_key: str,
+        lanes: Iterable[int] | None = None,
+        resolver: AbstractResolver | None = None,
+    ) -> None:
         self._url = URL(f"{base_url.rstrip('/')}/v1/services/{service}/directives:pull", encoded=True)
         self._service = service
         self._api_key = api_key
         self._lanes = None if lanes is None else sorted(set(lanes))
+        self._resolver = resolver
         self._session: aiohttp.ClientSession | None = None
         self._not_before = 0.0
 
@@ -55,8 +71,12 @@ class LocalConsumer:
             async with self._open().post(self._url, data=request, timeout=timeout, allow_redirects=False) as response:
                 status, body = response.status, await response.read()
                 told_to_wait = response.headers.get("Retry-After")
+        except aiohttp.InvalidURL as error:
+            raise PullRefused(f"{self._url} is not an address: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise BusDown(f"{self._url.origin()}: {type(error).__name__}: {error}") from error
+        except ValueError as error:  # a host that can't be one
+            raise PullRefused(f"{self._url} is not an address: {error}") from error
         if status == 429:
             self._not_before = _now() + _seconds(told_to_wait)
             await self._sit_out(wait_seconds)
@@ -84,14 +104,15 @@ class LocalConsumer:
             raise PullRefused(
                 f"the API key may not pull for service {self._service!r} at {self._url.origin()} ({status})"
             )
-        if 400 <= status < 500 and status not in (408, 425):
+        if 400 <= status < 500 and status not in (408, 425) and _is_problem(body):
             raise PullRefused(f"pulling for service {self._service!r} was refused: {status} {body[:300]!r}")
+        # Also what a gateway says while there is nobody behind it: that gets better by waiting.
         raise BusDown(f"{self._url.origin()} answered {status}")
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=1, keepalive_timeout=60),
+                connector=aiohttp.TCPConnector(limit=1, keepalive_timeout=60, resolver=self._resolver),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"Authorization": f"Bearer {self._api_key}", "Content-Type": "application/json"},
                 skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
@@ -118,6 +139,13 @@ def _decode(body: bytes) -> list[Directive]:
         except msgspec.DecodeError as error:
             log.error("directive ignored: it can't be read", reason=str(error))
     return directives
+
+
+def _is_problem(body: bytes) -> bool:
+    try:
+        return bool(_problems.decode(body).code)
+    except msgspec.DecodeError:
+        return False
 
 
 def _now() -> float:

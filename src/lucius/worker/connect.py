@@ -6,6 +6,7 @@ from lucius.ports.bus import Consumer
 from lucius.worker import idempotency
 from lucius.worker.idempotency import IdempotencyStore
 from lucius.worker.journal import Journal
+from lucius.worker.resolver import Resolver
 from lucius.worker.settings import BadSetting, WorkerSettings
 
 
@@ -14,7 +15,7 @@ def open_consumer(settings: WorkerSettings, service: str) -> Consumer:
     if scheme == "local":
         from lucius.adapters.bus_local import LocalConsumer  # noqa: PLC0415
 
-        return LocalConsumer(settings.orchestrator_url, service, settings.api_key, settings.lanes)
+        return LocalConsumer(settings.orchestrator_url, service, settings.api_key, settings.lanes, Resolver())
     raise BadSetting(f"LUCIUS_BUS_URL: no bus {settings.bus_url!r} that a service process can reach; there is: local:")
 
 

@@ -11,6 +11,7 @@ from msgspec.json import Encoder
 
 from lucius.contract import Directive, StepInput
 from lucius.worker.failure import NonRetryable, Stopped, StopReason
+from lucius.worker.threads import Threads
 from lucius.worker.workspace import Entry, Files, Places, Workspace
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -104,11 +105,13 @@ class LocalLine:
 class StepContext:
     """One attempt at one step. All of it may be used from any thread, but for what has to be awaited."""
 
-    def __init__(self, directive: Directive, places: Places, line: Line) -> None:
+    def __init__(self, directive: Directive, places: Places, line: Line, threads: Threads | None = None) -> None:
         self.directive = directive
         self._line = line
         self._places = places
+        self._threads = threads
         self._files: Files | None = None
+        self._workspace: Workspace | None = None
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -180,7 +183,9 @@ class StepContext:
     @property
     def workspace(self) -> Workspace:
         """Reads and writes, to be awaited: for async functions."""
-        return Workspace(self.files)
+        if self._workspace is None:
+            self._workspace = Workspace(self.files, self._threads)
+        return self._workspace
 
     def progress(self, done: float) -> None:
         """How far the work is, 0 to 1. It leaves with the next heartbeat."""

@@ -46,7 +46,7 @@ class Executor:
     async def execute(self, directive: Directive, line: LocalLine) -> bytes:
         """The encoded RESULT, a success or a failure. Raises CancelledError, or what ends the process, only."""
         try:
-            context = StepContext(directive, self._places, line)
+            context = StepContext(directive, self._places, line, self._threads)
             if self._delay:
                 await self._take_time(context)
             result = await self._result(context, line)

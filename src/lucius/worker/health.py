@@ -1,7 +1,6 @@
 """`/healthz`, `/readyz` and `/metrics` of a service process, for whoever keeps it running."""
 
 import asyncio
-import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,11 +9,11 @@ import structlog
 from aiohttp import web
 
 from lucius.worker.callbacks import CallbackSender
+from lucius.worker.hooks import Hook, call_hook
 from lucius.worker.metrics import Metrics
 from lucius.worker.runtime import Runtime
-from lucius.worker.service import Hook, Service
+from lucius.worker.service import Service
 from lucius.worker.settings import BadSetting
-from lucius.worker.threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 CHECK_SECONDS = 5.0
+SAID_NO = "not ready"
 
 
 class Health:
@@ -35,6 +35,7 @@ class Health:
             for service in services
             for name, hook in service.checks.items()
         }
+        self._versions = {service.name: service.version for service in services if service.version}
         self._runtimes = runtimes
         self._sender = sender
         self._metrics = metrics
@@ -42,7 +43,12 @@ class Health:
     def live(self) -> tuple[bool, dict[str, Any]]:
         """Whether going on makes sense. That this was answered says that the loop turns."""
         stuck = sorted(name for name, runtime in self._runtimes.items() if runtime.stuck)
-        return not stuck, {"status": "stuck" if stuck else "ok", **({"stuck": stuck} if stuck else {})}
+        said: dict[str, Any] = {"status": "stuck" if stuck else "ok"}
+        if self._versions:
+            said["versions"] = self._versions
+        if stuck:
+            said["stuck"] = stuck
+        return not stuck, said
 
     async def ready(self) -> tuple[bool, dict[str, Any]]:
         """Whether each service's last pull was answered, and what its author checks is there."""
@@ -66,7 +72,6 @@ class Check:
     def __init__(self, name: str, hook: Hook) -> None:
         self._name = name
         self._hook = hook
-        self._threads = Threads(lambda: None)
         self._running: asyncio.Task[str] | None = None
 
     async def ask(self) -> str:
@@ -77,13 +82,15 @@ class Check:
 
     async def _run(self) -> str:
         try:
-            if inspect.iscoroutinefunction(self._hook):
-                await self._hook()
-            else:
-                await self._threads.run(self._hook, f"check {self._name}")
+            said = await call_hook(self._hook, f"check {self._name}")
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-            log.warning("not ready", check=self._name, reason=f"{type(error).__name__}: {error}")
-            return type(error).__name__  # anyone may ask, and its text may hold a password
+            kind = type(error).__name__  # its text may hold a password: for those only who ask for every detail
+            log.warning("not ready", check=self._name, reason=kind)
+            log.debug("not ready", check=self._name, reason=kind, text=str(error))
+            return kind
+        if said is False:
+            log.warning("not ready", check=self._name, reason=SAID_NO)
+            return SAID_NO
         return "ok"
 
 

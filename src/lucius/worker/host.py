@@ -47,7 +47,7 @@ async def host(
         for service in served:
             consumer = consumers[service.name]
             runtimes[service.name] = await _runtime(service, consumer, sender, settings, metrics, stack)
-        stack.enter_context(Lifeline(lambda: _attempts(runtimes), metrics.stalls.inc))
+        stack.enter_context(Lifeline(settings.orchestrator_url, lambda: _attempts(runtimes), metrics.stalls.inc))
         if settings.handle_signals:
             _stop_on_signals(stop, runtimes, stack)
         await _supervise(runtimes, sender, stop)

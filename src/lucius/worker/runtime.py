@@ -22,11 +22,12 @@ from lucius.worker.callbacks import CallbackSender
 from lucius.worker.context import names_of
 from lucius.worker.execution import Executor, failure
 from lucius.worker.failure import Stopped, StopReason
-from lucius.worker.idempotency import Finished, IdempotencyStore, Key, New, Running, StoreDown, key_of
+from lucius.worker.hooks import call_all
+from lucius.worker.idempotency import Finished, IdempotencyStore, Key, New, Running, Standing, StoreDown, key_of
 from lucius.worker.journal import Journal
 from lucius.worker.metrics import Metrics
-from lucius.worker.results import Results
-from lucius.worker.service import Service, call_all
+from lucius.worker.results import NOT_SAFE, Results
+from lucius.worker.service import Service
 from lucius.worker.timing import Timing, first_of
 from lucius.worker.transport import origin
 from lucius.worker.workspace import Places
@@ -37,8 +38,10 @@ T = TypeVar("T")
 MOST_PER_PULL = 500
 EMPTY_PULL_PAUSE = 0.05
 UNWIND_SECONDS = 5.0
+SHUTDOWN_SECONDS = 10.0
 CLAIM_SECONDS = 60.0
 STORE_PAUSE = 5.0
+BUS_PAUSE = 30.0
 _PRINTABLE = re.compile(r"[!-~]+")
 
 
@@ -125,7 +128,7 @@ class Runtime:
             failed = await _end(working[1])
             self._executor.close()
             if self._started:
-                await call_all(self._service.shutdowns)
+                await self._shut_down()
         for error in (refused, failed):
             if error is not None:
                 raise error
@@ -139,11 +142,14 @@ class Runtime:
             asked = self._timing.now()
             patience = self._options.wait_seconds if self._connected else 0.0  # at first, just: are you there?
             try:
+                if not self._connected:
+                    await self._ask_the_stores()
                 directives = await self._consumer.pull(min(room, MOST_PER_PULL), patience)
-            except BusDown as down:
+            except (BusDown, StoreDown) as down:
                 failures += 1
                 self._connected = False
-                pause = self._timing.backoff(failures)
+                cap = STORE_PAUSE if isinstance(down, StoreDown) else BUS_PAUSE
+                pause = self._timing.backoff(failures, cap=cap)
                 log.warning("not pulling", service=self._service.name, reason=str(down), retry_in=round(pause, 2))
                 self._metrics.pull_failed(self._service.name)
                 await self._timing.sleep(pause)
@@ -154,6 +160,11 @@ class Runtime:
             self._sender.orchestrator_is_back()
             if not directives and patience and self._timing.now() - asked < EMPTY_PULL_PAUSE:
                 await self._timing.sleep(EMPTY_PULL_PAUSE)  # a bus that does not wait must not make us spin
+
+    async def _ask_the_stores(self) -> None:
+        """Raises StoreDown. What is pulled while they are away can't be begun, and would cost its attempts."""
+        self._journal.begin(())
+        await self._store.claim((), CLAIM_SECONDS)
 
     async def _safely(self, taking: Coroutine[Any, Any, None]) -> None:
         """Even if we are told to stop meanwhile: what was pulled is ours to begin."""
@@ -175,9 +186,26 @@ class Runtime:
         if not ours:
             return
         keys = [key_of(directive) for directive in ours]
-        standings = await self._insist(lambda: self._store.claim(keys, CLAIM_SECONDS), keys)
+        # As long as the store has not said so, we don't know that nobody is at them: one that may not be repeated is
+        # left to its ACK deadline.
+        not_begun = [directive for directive in ours if directive.retry_safety != NOT_SAFE]
+        try:
+            standings = await self._insist(lambda: self._store.claim(keys, CLAIM_SECONDS), len(ours))
+            not_begun = self._new_among(ours, standings)
+            if not_begun:
+                await self._insist(lambda: self._begin(not_begun), len(not_begun))
+        except _Stopping:
+            self._turn_away(not_begun)
+            return
+        except asyncio.CancelledError:
+            self._turn_away(not_begun)
+            raise
+        for directive in not_begun:
+            self._start(directive)
+
+    def _new_among(self, directives: Sequence[Directive], standings: Sequence[Standing]) -> list[Directive]:
         new: list[Directive] = []
-        for directive, standing in zip(ours, standings or (), strict=standings is not None):
+        for directive, standing in zip(directives, standings, strict=True):
             match standing:
                 case New():
                     new.append(directive)
@@ -186,19 +214,20 @@ class Runtime:
                 case Finished(result):
                     log.info("directive seen before, sending its result again", **names_of(directive))
                     self._results.report(directive, result)
-        begun = await self._insist(lambda: self._begin(new), keys) if new else None
-        if begun:
-            for directive in new:
-                self._start(directive)
+        return new
 
-    async def _begin(self, directives: Sequence[Directive]) -> bool:
+    async def _begin(self, directives: Sequence[Directive]) -> None:
         self._journal.begin(directives)
-        return True
 
-    async def _insist(self, act: Callable[[], Awaitable[T]], keys: Sequence[Key]) -> T | None:
+    def _turn_away(self, directives: Sequence[Directive]) -> None:
+        """Pulled, and we stop before it could be begun: said at once, rather than wait for ACK deadlines."""
+        for directive in directives:
+            self._results.report(directive, _stopped(directive))
+
+    async def _insist(self, act: Callable[[], Awaitable[T]], directives: int) -> T:
         """What was pulled is ours: a store that is away must not cost its attempts. Nothing more is pulled meanwhile.
 
-        None if we are to stop before it is back; ACK deadlines then bring these attempts forward.
+        Raises _Stopping if we are to stop before it is back.
         """
         failures = 0
         while True:
@@ -208,10 +237,12 @@ class Runtime:
                 failures += 1
                 self._connected = False
                 pause = self._timing.backoff(failures, cap=STORE_PAUSE)
-                log.warning("store away, not pulling", reason=str(down), directives=len(keys), retry_in=round(pause, 2))
+                log.warning(
+                    "store away, not pulling", reason=str(down), directives=directives, retry_in=round(pause, 2)
+                )
             if self._stopping.is_set():
-                log.error("stopping before the store is back: directives not begun", directives=len(keys))
-                return None
+                log.error("stopping before the store is back: directives not begun", directives=directives)
+                raise _Stopping
             await first_of(self._timing.sleep(pause), self._stopping.wait())
 
     def _is_at_it(self, directive: Directive) -> bool:
@@ -290,9 +321,24 @@ class Runtime:
                 del self._running[key]
                 await self._results.conclude(attempt.directive, _stopped(attempt.directive))
 
+    async def _shut_down(self) -> None:
+        """The author's hooks have their time, or until we are told once more to stop: then we end without them."""
+        self._hurry.clear()
+        closing = asyncio.create_task(call_all(self._service.shutdowns))
+        await first_of(asyncio.wait({closing}), self._timing.sleep(SHUTDOWN_SECONDS), self._hurry.wait())
+        if closing.done():
+            closing.result()
+        else:
+            closing.cancel()
+            log.error("a shutdown hook does not end; going without it", service=self._service.name)
+
     async def _until_idle(self) -> None:
         while self._tasks:  # what was pulled last may only begin now
             await asyncio.wait(set(self._tasks))
+
+
+class _Stopping(Exception):
+    """There is no time left to begin."""
 
 
 def _stopped(directive: Directive) -> bytes:
@@ -320,7 +366,7 @@ def _fault(directive: Directive, service: str) -> str:
 
 
 async def _end(task: asyncio.Task[None]) -> BaseException | None:
-    """End a task; returns what it failed with, if it had failed."""
+    """End a task; returns what it failed with, if it had failed. Does not wait long for one that will not end."""
     task.cancel()
-    await asyncio.wait({task})
-    return None if task.cancelled() else task.exception()
+    await asyncio.wait({task}, timeout=UNWIND_SECONDS)
+    return task.exception() if task.done() and not task.cancelled() else None

@@ -6,11 +6,10 @@ service = Service("ocr")
 async def read_text(ctx: StepContext, params: OcrParams) -> StepResult: ...
 """
 
-import asyncio
 import inspect
 import pickle
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -18,13 +17,17 @@ from msgspec import Struct
 
 from lucius.worker.context import StepContext, StepResult
 from lucius.worker.failure import FailureClass, Mapped, NonRetryable
+from lucius.worker.hooks import Hook
 
 ANY_STEP = ""
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 RunIn = Literal["loop", "thread", "process"]
 Function = TypeVar("Function", bound=Callable[..., Any])
-Hook = Callable[[], Awaitable[None] | None]
+
+
+class BadService(ValueError):
+    """A service that could not do its work, however often it is started."""
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -37,7 +40,7 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class Service:
-    """One object serves all attempts of a process. `version` is told to operators; it changes nothing."""
+    """One object serves all attempts of a process. `version` is for operators: the log and `/healthz` show it."""
 
     def __init__(self, name: str, *, version: str = "") -> None:
         if not NAME.fullmatch(name):
@@ -78,12 +81,12 @@ class Service:
         return hook
 
     def shutdown(self, hook: Function) -> Function:
-        """Called once everything has ended."""
+        """Called once everything has ended. It has ten seconds: the process ends without it."""
         self.shutdowns.append(_hook(hook, "shutdown"))
         return hook
 
     def check(self, hook: Function) -> Function:
-        """Called for readiness: raises if something this service needs is away."""
+        """Called for readiness: raises, or returns False, if something this service needs is away."""
         name = _name_of(_hook(hook, "check")).rpartition(".")[2]
         if name in self.checks:
             raise ValueError(f"service {self.name} has a check {name} already")
@@ -116,13 +119,13 @@ class Service:
         return found
 
     def check_processes(self) -> None:
-        """Raises ValueError if a process could not find one of its functions by name."""
+        """Raises BadService if a process could not find one of its functions by name."""
         for step in (*self._steps.values(), *self._guards.values()):
             if step.run_in == "process":
                 try:
                     pickle.dumps((step.execute, step.params))
                 except (pickle.PicklingError, AttributeError, TypeError) as error:
-                    raise ValueError(f"{_name_of(step.execute)} can't run in a process: {error}") from error
+                    raise BadService(f"{_name_of(step.execute)} can't run in a process: {error}") from error
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT, as the environment says. The main of a service's process."""
@@ -231,11 +234,3 @@ def checked(result: object) -> StepResult:
     if not isinstance(result, StepResult):
         raise NonRetryable("INVALID_OUTPUT", f"the step returned {type(result).__name__}, not a StepResult")
     return result
-
-
-async def call_all(hooks: Sequence[Hook]) -> None:
-    for hook in hooks:
-        if inspect.iscoroutinefunction(hook):
-            await hook()
-        else:
-            await asyncio.to_thread(hook)

@@ -10,9 +10,12 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from lucius.worker.resolver import Resolver
+
 CONNECT_SECONDS = 5.0
-REQUEST_SECONDS = 30.0
-PARALLEL_REQUESTS = 32
+REQUEST_SECONDS = 15.0
+BAD_ADDRESS = 421
+REQUESTS_PER_HOST = 16
 LONGEST_RETRY_AFTER = 300.0
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -49,8 +52,12 @@ class Transport:
             async with self._open().post(_parse(url), data=body, headers=headers, allow_redirects=False) as response:
                 answer = await response.read()
                 return Reply(response.status, answer, retry_after(response.headers.get("Retry-After")))
+        except aiohttp.InvalidURL as error:
+            return _no_address(error)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"{type(error).__name__}: {error}") from error
+        except ValueError as error:  # a host that can't be one, such as one with an empty label
+            return _no_address(error)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -59,13 +66,20 @@ class Transport:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=PARALLEL_REQUESTS, keepalive_timeout=60),
+                connector=aiohttp.TCPConnector(
+                    limit=0, limit_per_host=REQUESTS_PER_HOST, keepalive_timeout=60, resolver=Resolver()
+                ),
                 timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"Content-Type": "application/json"},
                 skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
             )
         return self._session
+
+
+def _no_address(error: Exception) -> Reply:
+    """Nobody can be reached there, now or later."""
+    return Reply(BAD_ADDRESS, msgspec.json.encode({"code": "BAD_CALLBACK_URL", "detail": str(error)}))
 
 
 @lru_cache(maxsize=1024)

@@ -12,17 +12,23 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import msgspec
 
 from lucius.contract import Directive
 from lucius.worker.failure import NonRetryable, StepFailure
+from lucius.worker.threads import Threads
+
+T = TypeVar("T")
 
 MAX_BYTES = 64 * 1024 * 1024
 MANIFEST = "manifest.json"
+CALLS_AT_ONCE = 8
+"""Of one attempt; each takes a thread."""
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,21 +177,31 @@ class Files:
 
 
 class Workspace:
-    """The same for async functions: each call waits in a thread."""
+    """The same for async functions: each call waits in a thread of its own.
 
-    __slots__ = ("_files",)
+    Not in the event loop's executor: a slow disk must not use up the few threads that the step's own work shares.
+    """
 
-    def __init__(self, files: Files) -> None:
+    __slots__ = ("_files", "_room", "_threads")
+
+    def __init__(self, files: Files, threads: Threads | None = None) -> None:
         self._files = files
+        self._threads = threads or Threads(lambda: None)
+        self._room = asyncio.Semaphore(CALLS_AT_ONCE)
 
     async def read(self, ref: str) -> bytes:
-        return await asyncio.to_thread(self._files.read, ref)
+        return await self._do(lambda: self._files.read(ref))
 
     async def write(self, name: str, data: bytes) -> Artifact:
-        return await asyncio.to_thread(self._files.write, name, data)
+        return await self._do(lambda: self._files.write(name, data))
 
     async def write_output(self, data: bytes, name: str = "output", *, ref: str | None = None) -> Artifact:
-        return await asyncio.to_thread(self._files.write_output, data, name, ref=ref)
+        return await self._do(lambda: self._files.write_output(data, name, ref=ref))
+
+    async def _do(self, act: Callable[[], T]) -> T:
+        async with self._room:
+            done: T = await self._threads.run(act, "workspace")
+        return done
 
 
 def file_ref(path: Path) -> str:

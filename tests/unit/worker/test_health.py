@@ -78,7 +78,7 @@ async def test_before_anything_serves_a_process_is_live_and_not_ready() -> None:
         assert (await asked.json("/readyz"))[0] == 503
 
 
-async def test_the_authors_checks_count_and_their_words_stay_in_the_log() -> None:
+async def test_the_authors_checks_count_and_their_words_are_for_those_who_debug() -> None:
     service = Service("ocr")
     away = True
 
@@ -95,10 +95,28 @@ async def test_the_authors_checks_count_and_their_words_stay_in_the_log() -> Non
         with capture_logs() as lines:
             status, said = await asked.json("/readyz")
         assert (status, said["checks"]) == (503, {"ocr.database": "ConnectionError", "ocr.model": "ok"})
-        assert "secret" in lines[0]["reason"]
+        told = [line for line in lines if "secret" in str(line)]
+        assert [line["log_level"] for line in told] == ["debug"], "it may hold a password"
+        assert [line["reason"] for line in lines if line["log_level"] == "warning"] == ["ConnectionError"]
         away = False
         status, said = await asked.json("/readyz")
         assert (status, set(said["checks"].values())) == (200, {"ok"})
+
+
+async def test_a_check_may_also_return_false() -> None:
+    async def away() -> bool:
+        return False
+
+    assert await Check("x", away).ask() == "not ready"
+    assert await Check("x", lambda: False).ask() == "not ready"
+    assert await Check("x", lambda: away()).ask() == "not ready"
+    assert await Check("x", lambda: True).ask() == "ok"
+    assert await Check("x", lambda: 0).ask() == "ok", "a check that returns something else has not said no"
+
+
+async def test_operators_see_which_version_runs() -> None:
+    said = about(Service("ocr", version="1.2.3"), ocr=FakeRuntime()).live()
+    assert said == (True, {"status": "ok", "versions": {"ocr": "1.2.3"}})
 
 
 async def test_slow_checks_are_answered_for_in_time_and_run_once(monkeypatch: pytest.MonkeyPatch) -> None:

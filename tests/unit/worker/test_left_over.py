@@ -12,7 +12,7 @@ from lucius.contract import CallbackUrls, Directive
 from lucius.worker import Service, StepContext, StepResult, results
 from lucius.worker.idempotency import NEW, Key, MemoryIdempotency, Standing, StoreDown, key_of
 from lucius.worker.journal import Journal
-from lucius.worker.runtime import CLAIM_SECONDS
+from lucius.worker.runtime import CLAIM_SECONDS, Runtime
 from tests.unit.worker.bench import Bench, Scripted
 from tests.unit.worker.support import directive, until
 
@@ -196,15 +196,25 @@ class Flaky:
             raise StoreDown("the store is away")
 
 
-async def test_directives_wait_for_a_store_that_is_away_and_nothing_more_is_pulled(bench: Bench) -> None:
-    store = Flaky()
-    store.away.add("claim")
+@pytest.mark.parametrize("away", ["claim", "begin"])
+async def test_nothing_is_pulled_before_the_stores_are_there(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, away: str
+) -> None:
+    store, journal = Flaky(), Journal(None)
+    begin = journal.begin
+    store.away.add(away)
+
+    def begin_if_there(directives: Sequence[Directive]) -> None:
+        store._check("begin")
+        begin(directives)
+
+    monkeypatch.setattr(journal, "begin", begin_if_there)
     scripted = Scripted(lambda _: StepResult())
-    runtime = bench.start(scripted, store=store, concurrency=2)
+    runtime = bench.start(scripted, store=store, journal=journal, concurrency=2)
     await bench.publish(1, 2, 3)
     for pause in (0.25, 0.5, 1, 2, 4, 5, 5, 5):
         await until(lambda pause=pause: bench.waits() == [pause])  # type: ignore[misc]
-        assert (runtime.ready, bench.bus.backlog("ocr")) == (False, 1)
+        assert (runtime.ready, bench.bus.backlog("ocr")) == (False, 3)
         bench.timing.advance(pause)
     store.away.clear()
     await until(lambda: len(bench.results()) == 3)
@@ -212,16 +222,43 @@ async def test_directives_wait_for_a_store_that_is_away_and_nothing_more_is_pull
     assert len(scripted.started) == 3
 
 
-async def test_stopping_while_the_store_is_away_takes_no_time_and_begins_nothing(bench: Bench) -> None:
-    store = Flaky()
+async def a_runtime_whose_store_goes_away(bench: Bench, scripted: Scripted, store: Flaky) -> Runtime:
+    """It goes while the runtime waits for work."""
+    runtime = bench.start(scripted, store=store, concurrency=2)
+    await until(lambda: runtime.ready)
+    await some_turns()
     store.away.add("claim")
-    scripted = Scripted()
-    runtime = bench.start(scripted, store=store)
-    await bench.publish(1)
+    return runtime
+
+
+async def test_directives_wait_for_a_store_that_goes_away_and_nothing_more_is_pulled(bench: Bench) -> None:
+    store, scripted = Flaky(), Scripted(lambda _: StepResult())
+    runtime = await a_runtime_whose_store_goes_away(bench, scripted, store)
+    await bench.publish(1, 2, 3)
+    for pause in (0.25, 0.5, 1, 2, 4, 5, 5, 5):
+        await until(lambda pause=pause: bench.waits() == [pause])  # type: ignore[misc]
+        assert (runtime.ready, bench.bus.backlog("ocr"), len(bench.results())) == (False, 1, 0)
+        bench.timing.advance(pause)
+    store.away.clear()
+    await until(lambda: len(bench.results()) == 3)
+    assert runtime.ready
+    assert len(scripted.started) == 3
+
+
+@pytest.mark.parametrize(("safety", "told"), [("SAFE_TO_RETRY", ["SERVICE_STOPPING"]), ("NOT_SAFE_TO_RETRY", [])])
+async def test_stopping_while_the_store_is_away_takes_no_time_and_says_that_nothing_was_begun(
+    bench: Bench, safety: str, told: list[str]
+) -> None:
+    """But for a step that may not be repeated: somebody may be at it, and only the store would know."""
+    store, scripted = Flaky(), Scripted()
+    runtime = await a_runtime_whose_store_goes_away(bench, scripted, store)
+    await bench.publish(1, retry_safety=safety)
     await until(lambda: bench.waits() == [0.25])
     with capture_logs() as lines:
         await stop(bench, runtime)
-    assert (scripted.started, bench.orchestrator.callbacks) == ([], [])
+    await bench.sender.undelivered_below(1)
+    assert (scripted.started, bench.orchestrator.of_type("ack")) == ([], [])
+    assert [item["error"]["code"] for item in bench.results()] == told
     assert any("directives not begun" in line["event"] for line in lines)
 
 
@@ -349,7 +386,8 @@ async def test_what_begins_while_we_stop_has_the_grace_period_too(bench: Bench) 
     claim = store.claim
 
     async def slow_claim(keys: Sequence[Key], seconds: float) -> list[Standing]:
-        await gate.wait()
+        if keys:  # else it is but asked whether it is there
+            await gate.wait()
         return await claim(keys, seconds)
 
     store.claim = slow_claim  # type: ignore[method-assign]
@@ -373,7 +411,8 @@ async def test_a_claim_that_is_never_answered_does_not_hold_up_the_end(bench: Be
     scripted = Scripted()
 
     async def claim(keys: Sequence[Key], seconds: float) -> list[Standing]:
-        await gate.wait()
+        if keys:
+            await gate.wait()
         return [NEW] * len(keys)
 
     store.claim = claim  # type: ignore[method-assign]
@@ -388,6 +427,7 @@ async def test_a_claim_that_is_never_answered_does_not_hold_up_the_end(bench: Be
     gate.set()
     await some_turns()
     assert scripted.started == [], "an answer that comes too late begins nothing"
+    assert (await bench.result())["error"]["code"] == "SERVICE_STOPPING"
 
 
 async def test_an_attempt_that_does_not_heed_its_end_is_reported_without_it(

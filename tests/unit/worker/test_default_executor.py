@@ -1,0 +1,105 @@
+"""The event loop's own threads belong to the steps: whatever they do there, nothing of ours waits behind it."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from lucius.adapters.bus_local import LocalConsumer
+from lucius.worker import Service, StepContext, StepResult
+from lucius.worker.connect import open_consumer
+from lucius.worker.health import Check
+from lucius.worker.hooks import call_all
+from lucius.worker.resolver import Resolver
+from lucius.worker.settings import WorkerSettings
+from lucius.worker.testing import run_step
+from lucius.worker.transport import Transport
+from tests.unit.worker.support import API_KEY, FakeOrchestrator, directive
+
+
+@asynccontextmanager
+async def all_threads_busy() -> AsyncIterator[None]:
+    gate = threading.Event()
+    executor = ThreadPoolExecutor(1)
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(executor)
+    blocked = loop.run_in_executor(None, gate.wait)
+    try:
+        async with asyncio.timeout(10):
+            yield
+        assert not blocked.done()
+    finally:
+        gate.set()
+        await blocked
+
+
+def by_name(orchestrator: FakeOrchestrator) -> str:
+    return f"http://localhost:{orchestrator.port}"
+
+
+async def test_a_callback_finds_its_host(orchestrator: FakeOrchestrator) -> None:
+    async with all_threads_busy(), Transport() as transport:
+        url = f"{by_name(orchestrator)}/v1/callbacks/ack"
+        assert (await transport.post(url, b'{"jobId": "job-1"}')).status == 200
+
+
+async def test_a_pull_finds_its_host(orchestrator: FakeOrchestrator) -> None:
+    orchestrator.offer(directive(orchestrator.url))
+    settings = WorkerSettings(orchestrator_url=by_name(orchestrator), api_key=API_KEY)
+    consumer = open_consumer(settings, "ocr")
+    assert isinstance(consumer, LocalConsumer)
+    async with all_threads_busy():
+        try:
+            assert [found.jobId for found in await consumer.pull(1, 0)] == ["job-1"]
+        finally:
+            await consumer.close()
+
+
+async def test_a_step_reads_and_writes(tmp_path: Path) -> None:
+    service = Service("ocr")
+
+    @service.step("OCR")
+    async def execute(ctx: StepContext) -> StepResult:
+        async with all_threads_busy():
+            ref = await ctx.workspace.write("a", b"a")
+            await ctx.workspace.write_output(await ctx.workspace.read(ref))
+        return StepResult()
+
+    outcome = await run_step(service, "OCR", folder=tmp_path)
+    assert (outcome.status, outcome.output.read_bytes()) == ("SUCCEEDED", b"a")
+
+
+async def test_an_attempt_takes_only_so_many_threads_for_its_files(tmp_path: Path) -> None:
+    service = Service("ocr")
+    seen: list[int] = []
+
+    @service.step("OCR")
+    async def execute(ctx: StepContext) -> StepResult:
+        async def write(number: int) -> None:
+            await ctx.workspace.write(f"{number}", b"x")
+            seen.append(sum(thread.name == "workspace" for thread in threading.enumerate()))
+
+        await asyncio.gather(*(write(number) for number in range(100)))
+        return StepResult()
+
+    assert (await run_step(service, "OCR", folder=tmp_path)).succeeded
+    assert (len(seen), max(seen) <= 8) == (100, True)
+
+
+async def test_hooks_and_checks_are_called() -> None:
+    called: list[str] = []
+    async with all_threads_busy():
+        await call_all([lambda: called.append("hook")])
+        assert await Check("x", lambda: called.append("check")).ask() == "ok"
+    assert called == ["hook", "check"]
+
+
+async def test_a_host_that_there_is_not_is_an_error_of_the_lookup() -> None:
+    with pytest.raises(OSError, match=r"not known|No address|failure in name"):
+        await Resolver().resolve("no-such-host.invalid", 80)
+    found = await Resolver().resolve("127.0.0.1", 80)
+    assert [(one["host"], one["port"]) for one in found] == [("127.0.0.1", 80)]
