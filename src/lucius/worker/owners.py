@@ -6,6 +6,7 @@ The operating system lets go of a lock however its process ends, so a dead proce
 import os
 import sys
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -16,19 +17,30 @@ class OwnerLock:
         folder.mkdir(parents=True, exist_ok=True)
         self.name = name
         self._path = folder / name
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        _lock(self._fd)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            _lock(self._fd)
+        except OSError:
+            os.close(self._fd)
+            raise
         _held.add(self)
+
+    def stands(self) -> bool:
+        """Whether others still find it: its folder may be another by now, mounted or put back in place of the first."""
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
 
     def release(self) -> None:
         """Dead from here on, as others see it."""
         if self in _held:
-            _held.discard(self)
-            self._path.unlink(missing_ok=True)
-            os.close(self._fd)
+            self.let_go()
+            with suppress(OSError):  # an unlocked file is removed by the next who can
+                self._path.unlink()
 
-    def forget(self) -> None:
-        """In a fork: the lock is the parent's, and must not outlive it in a child."""
+    def let_go(self) -> None:
+        """Without its file: that is another's, a parent's or the lock's that has taken the place of this."""
         _held.discard(self)
         os.close(self._fd)
 
@@ -47,10 +59,10 @@ def is_alive(folder: Path, name: str) -> bool:
         os.close(fd)
 
 
-def remove_dead(folder: Path) -> None:
+def remove_dead(folder: Path, ours: str) -> None:
     """Only while no new owner can come up, who has a file before it has the lock."""
     for path in folder.iterdir():
-        if not is_alive(folder, path.name):
+        if path.name != ours and not is_alive(folder, path.name):
             path.unlink(missing_ok=True)
 
 
@@ -83,6 +95,6 @@ else:
 
     def _let_go() -> None:
         for lock in list(_held):
-            lock.forget()
+            lock.let_go()  # in a fork: it must not outlive the parent in a child
 
     os.register_at_fork(after_in_child=_let_go)

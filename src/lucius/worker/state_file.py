@@ -4,9 +4,11 @@ One table serves the journal and the SQLite idempotency store, so that a result 
 commit: nobody can find the one without the other.
 """
 
+import errno
 import os
 import secrets
 import sqlite3
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +30,7 @@ POLL_SECONDS = 0.005
 CHECKED_UP_TO_BYTES = 32 * 1024 * 1024
 """Larger files are not checked page by page at every start; damage in them shows when it is met."""
 CHECKPOINT_PAGES = 4_000
+PRIVATE = 0o600
 
 # owner: whose journal the row is in, until it is dropped. holder: who has claimed the attempt, until when (on the
 # machine's monotonic clock; a reboot ends every holder). What is short comes first: a scan then reads little.
@@ -51,13 +54,25 @@ T = TypeVar("T")
 
 
 class StateFile:
-    """One connection, used from one thread. Without a folder, everything is in memory."""
+    """One connection, used from one thread. Without a folder, everything is in memory.
+
+    Its owner's name and lock last as long as it does, whatever becomes of the file: while we live, nobody takes our
+    rows for those of a dead process, not even we ourselves.
+    """
 
     def __init__(self, folder: Path | None, *, sync: bool = False) -> None:
+        self.owner = secrets.token_hex(8)
         self._folder = folder
         self._sync = sync
         self._closed = False
-        self._open()
+        self._lock: OwnerLock | None = None
+        self._id: tuple[int, int] | None = None
+        """Which file is open; None if what was open is of no use any more."""
+        self.connection: sqlite3.Connection
+        try:
+            self._open()
+        except (OSError, sqlite3.Error) as error:
+            raise self._down(error) from error
 
     @property
     def path(self) -> Path:
@@ -68,7 +83,6 @@ class StateFile:
 
     def write(self, act: Callable[[sqlite3.Connection], T]) -> T:
         """All that `act` does, in one transaction, or nothing of it and StoreDown."""
-        self._stay_with_the_file()
         return self._guarded(lambda: self._transact(act))
 
     def execute(self, sql: str, *parameters: object) -> int:
@@ -91,14 +105,16 @@ class StateFile:
 
     def _guarded(self, act: Callable[[], T]) -> T:
         try:
+            self._stay_with_the_file()
+            try:
+                return act()
+            except sqlite3.Error as error:
+                self._doubt(error)
+                if _code(error) not in DAMAGED or self._folder is None:
+                    raise
+                self._reopen(f"it is damaged: {error}", damaged=self._id)
             return act()
-        except sqlite3.Error as error:
-            if _code(error) not in DAMAGED or self._folder is None:
-                raise self._down(error) from error
-            self._reopen(f"it is damaged: {error}", damaged=True)
-        try:
-            return act()
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise self._down(error) from error
 
     def _transact(self, act: Callable[[sqlite3.Connection], T]) -> T:
@@ -113,60 +129,76 @@ class StateFile:
             raise
         return outcome
 
+    def _doubt(self, error: sqlite3.Error) -> None:
+        """What was open on a volume that went away stays broken when it is back: open it anew next time."""
+        if _code(error) == sqlite3.SQLITE_IOERR and self._folder is not None:
+            self.connection.close()
+            self._id = None
+
     def _stay_with_the_file(self) -> None:
         """Another process may have set the file aside, or a person removed it: what we write must be found again."""
-        if self._folder is None:
+        if self._folder is None or self._closed:
             return
         try:
             found = os.stat(self.path)
         except FileNotFoundError:
             self._reopen("it is gone")
             return
-        if found.st_ino != self._inode:
-            self._reopen("another has taken its place")
+        if (found.st_dev, found.st_ino) != self._id:
+            self._reopen("another has taken its place" if self._id else "it could not be read or written")
 
-    def _reopen(self, reason: str, *, damaged: bool = False) -> None:
+    def _reopen(self, reason: str, damaged: tuple[int, int] | None = None) -> None:
+        """If it fails, all stays as it was, and the next call tries again."""
+        old = self.connection
+        if damaged is not None:
+            old.close()  # Windows moves no file that is open
+            self._id = None
+        self._open(damaged)
+        old.close()
         log.error("journal file lost while in use, going on with another", path=str(self.path), reason=reason)
-        self.connection.close()
-        if self._lock is not None:
-            self._lock.release()
-        self._open(self._inode if damaged else None)
 
-    def _open(self, damaged_inode: int | None = None) -> None:
-        self.owner = secrets.token_hex(8)
-        self._lock: OwnerLock | None = None
+    def _open(self, damaged: tuple[int, int] | None = None) -> None:
         if self._folder is None:
             self.connection = _connect(":memory:", self._sync)
             return
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with OpeningLock(self._folder):
-                self._open_in(self._folder, damaged_inode)
-        except (OSError, sqlite3.Error) as error:
-            raise self._down(error) from error
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with OpeningLock(self._folder):
+            stands = self._lock is not None and self._lock.stands()
+            lock = self._lock if self._lock and stands else OwnerLock(self._folder / "owners", self.owner)
+            try:
+                self._open_in(self._folder, damaged)
+            except BaseException:
+                if lock is not self._lock:
+                    lock.release()
+                raise
+            if self._lock is not None and lock is not self._lock:
+                self._lock.let_go()
+            self._lock = lock
 
-    def _open_in(self, folder: Path, damaged_inode: int | None) -> None:
-        self._lock = OwnerLock(folder / "owners", self.owner)
+    def _open_in(self, folder: Path, damaged: tuple[int, int] | None) -> None:
+        if damaged is not None and self.path.exists() and _id_of(self.path) == damaged:
+            _set_aside(self.path)  # unless another process has done so already
+        connection = _open_patiently(self.path, self._sync)
         try:
-            if damaged_inode is not None and os.stat(self.path).st_ino == damaged_inode:
-                _set_aside(self.path)  # unless another process has done so already
-            self.connection = _open_patiently(self.path, self._sync)
-            self._inode = os.stat(self.path).st_ino
-            self._sweep()
-            remove_dead(folder / "owners")
+            self._sweep(connection)
+            remove_dead(folder / "owners", self.owner)
+            found = _id_of(self.path)
         except BaseException:
-            self._lock.release()
+            connection.close()
             raise
+        self.connection, self._id = connection, found
 
-    def _sweep(self) -> None:
+    def _sweep(self, connection: sqlite3.Connection) -> None:
         """Claims that nobody holds any more and that left no trace."""
         unfinished = "owner IS NULL AND result IS NULL"
-        holders = [str(name) for (name,) in self.rows(f"SELECT DISTINCT holder FROM attempts WHERE {unfinished}")]
-        for dead in filter(self.is_dead, holders):
-            self.execute(f"DELETE FROM attempts WHERE {unfinished} AND holder = ?", dead)
+        holders = connection.execute(f"SELECT DISTINCT holder FROM attempts WHERE {unfinished}").fetchall()
+        for (holder,) in holders:
+            if self.is_dead(str(holder)):
+                connection.execute(f"DELETE FROM attempts WHERE {unfinished} AND holder = ?", (holder,))
 
     def _down(self, error: Exception) -> StoreDown:
-        return StoreDown(f"journal {self.path}: {error}")
+        mine = f"; this process runs as {_user()}" if isinstance(error, PermissionError) else ""
+        return StoreDown(f"journal {self.path}: {error}{mine}")
 
 
 class OpeningLock:
@@ -208,7 +240,7 @@ def _open_or_set_aside(path: Path, sync: bool) -> sqlite3.Connection:
         if _code(error) not in DAMAGED:
             raise
         log.error("journal file is damaged", path=str(path), reason=str(error))
-    except (IsADirectoryError, PermissionError) as error:
+    except IsADirectoryError as error:
         log.error("journal file can't be read", path=str(path), reason=str(error))
     _set_aside(path)
     return _open_checked(path, sync)
@@ -226,11 +258,33 @@ def _set_aside(path: Path) -> None:
 
 
 def _open_checked(path: Path, sync: bool) -> sqlite3.Connection:
-    # Ours alone: results quote documents, and tokens grant callbacks. SQLite gives its side files the same mode.
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    os.close(fd)
-    os.chmod(path, 0o600)
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:  # and we may have it open: SQLite would lose its locks if we closed it beside SQLite
+        if path.is_dir():
+            raise _os_error(errno.EISDIR, path) from None
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise _os_error(errno.EACCES, path) from None
+    _make_private(path)
     return _connect(str(path), sync)
+
+
+def _make_private(path: Path) -> None:
+    """Ours alone: results quote documents, and tokens grant callbacks. SQLite gives its side files the same mode."""
+    try:
+        if stat.S_IMODE(os.stat(path).st_mode) != PRIVATE:
+            os.chmod(path, PRIVATE)
+    except PermissionError as error:  # another's, or a file system without modes
+        log.warning("others may be able to read the journal", path=str(path), reason=str(error))
+
+
+def _os_error(number: int, path: Path) -> OSError:
+    return OSError(number, os.strerror(number), str(path))
+
+
+def _id_of(path: Path) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
 
 
 def _connect(path: str, sync: bool) -> sqlite3.Connection:
@@ -289,7 +343,11 @@ def _pragma(connection: sqlite3.Connection, name: str) -> int:
 
 
 if sys.platform == "win32":
+    import getpass
     import msvcrt
+
+    def _user() -> str:
+        return f"user {getpass.getuser()}"
 
     def try_lock(fd: int) -> bool:
         try:
@@ -300,6 +358,9 @@ if sys.platform == "win32":
 
 else:
     import fcntl
+
+    def _user() -> str:
+        return f"user {os.getuid()}"
 
     def try_lock(fd: int) -> bool:
         try:
