@@ -16,7 +16,7 @@ def load(module: str, extra: str) -> Any:
         if error.name is not None and error.name.partition(".")[0] == module.partition(".")[0]:
             return None
         log.warning("an extra is installed only in part", extra=extra, module=module, missing=error.name)
-    except ImportError as error:  # a wheel whose system libraries are missing
+    except (ImportError, OSError) as error:  # a wheel whose system libraries are missing; by ctypes, the latter
         log.warning("an extra does not work here", extra=extra, module=module, error=str(error))
     return None
 

@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 from lucius.services.engine import Engine
 from lucius.services.extras import hint, load
-from lucius.services.pages import MAX_PAGES, MAX_PIXELS, Page
+from lucius.services.pages import MAX_PAGES, MAX_SOURCE_PIXELS, Page, bearable
 from lucius.services.text import NotText
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_SOURCE_PIXELS = 89_000_000
-"""Checked before anything is unpacked: a few bytes can claim to be a picture of any size. Pillow warns above this."""
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF")
 WHITE = 255
 # What Pillow raises for damaged files, beside its own UnidentifiedImageError, which is an OSError.
@@ -51,7 +49,7 @@ class ImageSheets:
             raise _too_large(number) from error
         except _DAMAGED as error:
             raise _damaged(number, error) from error
-        found = self._engine.read(page)
+        found = self._engine.read(page, number)
         return Page(number, found.text, "ocr", found.confidence)
 
     def close(self) -> None:
@@ -77,8 +75,8 @@ class ImageSheets:
             frame = self._pillow.alpha_composite(paper, frame)
         grey: Image = self._turned.exif_transpose(frame.convert("L"))
         width, height = grey.size
-        shrink = (MAX_PIXELS / (width * height)) ** 0.5
-        return grey.resize((int(width * shrink), int(height * shrink))) if shrink < 1 else grey
+        scale = bearable(width, height)
+        return grey if scale >= 1 else grey.resize((max(1, int(width * scale)), max(1, int(height * scale))))
 
 
 def _too_large(number: int = 1) -> NotText:

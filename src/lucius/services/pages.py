@@ -11,6 +11,9 @@ MAX_PAGES = 2000
 MAX_CHARS = 32_000_000
 MAX_PIXELS = 30_000_000
 """Of a page as it is read: A4 at 500 dpi. What has more is reduced."""
+MAX_SIDE = 10_000
+MAX_SOURCE_PIXELS = 89_000_000
+"""Of a picture before it is unpacked: a few bytes can claim to be one of any size. Pillow warns above this."""
 
 Method = Literal["text", "ocr", "none"]
 
@@ -55,6 +58,12 @@ class TextSheets:
 
     def close(self) -> None:
         pass
+
+
+def bearable(width: float, height: float) -> float:
+    """The largest scale at which a page of this size can be read."""
+    area, longest = max(width * height, 1e-9), max(width, height, 1e-9)
+    return float(min((MAX_PIXELS / area) ** 0.5, MAX_SIDE / longest))
 
 
 class PageSpan(Struct, frozen=True):

@@ -11,12 +11,15 @@ from typing import Any
 
 from lucius.services.engine import Engine
 from lucius.services.extras import hint
-from lucius.services.pages import MAX_PIXELS, PAGE_BREAK, Page
+from lucius.services.pages import MAX_SOURCE_PIXELS, PAGE_BREAK, Page, bearable
 from lucius.services.text import NotText
 
 _PDFIUM = threading.Lock()
 _PASSWORD, _SECURITY = 4, 5  # FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
 _OBJECT_IMAGE = 3  # FPDF_PAGEOBJ_IMAGE
+_DEPTH = 15
+"""Of drawings within drawings that we look into."""
+_COLOUR_BITS = 24
 POINTS = 72
 SPARSE = 50
 """A page with fewer letters than this, under a picture of most of the page, is a scan with a stamp on it."""
@@ -51,8 +54,8 @@ class PdfSheets:
         if picture is None:
             return Page(number, text, "text")
         if self._engine is None:
-            return Page(number, text, "text" if text else "none")
-        found = self._engine.read(picture)
+            return Page(number, text, "none")  # with the stamp on it, if that is all we have
+        found = self._engine.read(picture, number)
         if text and not found.text:
             return Page(number, text, "text")
         return Page(number, found.text, "ocr", found.confidence)
@@ -71,18 +74,18 @@ class PdfSheets:
             try:
                 text = _text_of(page)
                 needed = self._force_ocr or _needs_ocr(page, text)
-                return text, self._picture(page) if needed else None
+                return text, self._picture(page, number) if needed else None
             except self._error as error:
                 raise NotText(f"page {number} of the PDF is damaged: {error}", code="DAMAGED_INPUT") from error
             finally:
                 page.close()
 
-    def _picture(self, page: Any) -> Any:
+    def _picture(self, page: Any, number: int) -> Any:
         """Pixels of their own: pdfium's go with the page. Without an engine, nobody looks at them."""
         if self._engine is None:
             return b""
-        width, height = page.get_size()
-        scale = min(self._dpi / POINTS, (MAX_PIXELS / max(1.0, width * height)) ** 0.5)
+        _refuse_huge_images(page, number)
+        scale = min(self._dpi / POINTS, bearable(*page.get_size()))
         bitmap = page.render(scale=scale, grayscale=True)
         try:
             return bitmap.to_pil().copy()
@@ -114,13 +117,23 @@ def _needs_ocr(page: Any, text: str) -> bool:
         return False
     width, height = page.get_size()
     anything = False
-    for found in page.get_objects(max_depth=4):
+    for found in page.get_objects(max_depth=_DEPTH):
         anything = True
         if found.type == _OBJECT_IMAGE:
             left, bottom, right, top = found.get_bounds()
             if (right - left) * (top - bottom) >= MOST_OF_A_PAGE * width * height:
                 return True
     return anything and not text.strip()  # drawn letters; a page with nothing on it is empty
+
+
+def _refuse_huge_images(page: Any, number: int) -> None:
+    """pdfium unpacks an image as a whole before it scales it. Drawings in black and white may be large."""
+    for found in page.get_objects(filter=[_OBJECT_IMAGE], max_depth=_DEPTH):
+        width, height = found.get_px_size()
+        if width * height <= MAX_SOURCE_PIXELS:
+            continue
+        if width * height * (found.get_metadata().bits_per_pixel or _COLOUR_BITS) > MAX_SOURCE_PIXELS * _COLOUR_BITS:
+            raise NotText(f"page {number} has an image of {width} x {height} pixels", code="INPUT_TOO_LARGE")
 
 
 def _refused(error: Exception) -> NotText:

@@ -36,7 +36,7 @@ def text_layer(data: bytes) -> str:
 
 def refuse_unread(pages: list[Page]) -> None:
     """Raises NotText if not one page could be read."""
-    if pages and all(page.method == "none" for page in pages):
+    if pages and all(page.method == "none" and not page.text for page in pages):
         raise NotText(f"scanned pages: reading pixels needs an OCR engine ({hint('ocr')})")
 
 

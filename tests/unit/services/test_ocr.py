@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 from scripts.demo_pdf import Line, Page, document, image_page, text_page
 
-from lucius.services import images, pdf
+from lucius.services import pages, pdf
 from lucius.services.engine import Reading
+from lucius.services.extras import load
 from lucius.worker import StopReason
 from lucius.worker.context import LocalLine
 from tests.unit.services.support import hide, picture, run
@@ -152,13 +153,12 @@ async def test_pages_are_reduced_to_what_is_bearable(tmp_path: Path, monkeypatch
     sizes: list[int] = []
 
     class Ruler:
-        def read(self, page: Image.Image) -> Reading:
+        def read(self, page: Image.Image, number: int) -> Reading:
             sizes.append(page.width * page.height)
             return Reading("", 0.0)
 
     monkeypatch.setattr("lucius.services.ocr.engine_of", lambda threads: Ruler())
-    for module in (images, pdf):
-        monkeypatch.setattr(module, "MAX_PIXELS", 40_000)
+    monkeypatch.setattr(pages, "MAX_PIXELS", 40_000)
     await run("ocr", tmp_path, input=saved(picture("Large", size=200), "PNG"))
     await run("ocr", tmp_path, {"dpi": 1200}, input=document([scanned("Large")]), attempt_no=2)
     assert len(sizes) == 2
@@ -217,3 +217,20 @@ async def test_an_extra_that_is_there_in_part_is_no_engine(tmp_path: Path, monke
     assert outcome.result["unread_pages"] == 1
     outcome = await run("ocr", tmp_path, input=saved(picture("x"), "PNG"), attempt_no=2)
     assert "pip install 'lucius[ocr]'" in str(outcome.message)
+
+
+@pytest.mark.parametrize("raised", ["OSError('libpdfium.so: cannot open')", "ImportError('libGL.so.1')"])
+def test_an_extra_whose_library_does_not_load_is_as_good_as_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: str
+) -> None:
+    (tmp_path / "half_a_wheel.py").write_text(f"raise {raised}")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load("half_a_wheel", "ocr") is None
+
+
+async def test_without_an_engine_a_stamp_is_kept_and_its_scan_counts_as_unread(tmp_path: Path) -> None:
+    scan = scanned("Invoice 4711")
+    stamped = Page(scan.content + b" BT /F1 9 Tf 20 20 Td (Page 3) Tj ET", scan.image)
+    outcome = await run("ocr", tmp_path, input=document([stamped]), settings={"ocr_engine": "off"})
+    assert text_of(outcome) == "Page 3"
+    assert outcome.result["unread_pages"] == 1
