@@ -70,18 +70,19 @@ class Attempt:
         try:
             self._sender.ack(self.directive, self._on_answer)
             self._beat_later()
-            return await self._executor.execute(self.directive, self._line)
+            result = await self._executor.execute(self.directive, self._line)
         except asyncio.CancelledError as cancelled:
             if self._fenced:
                 return None
             if self._abandoned or _someone_cancelled_us():  # the loop ends, and we with it
                 return failure(self.directive, Stopped(StopReason.SHUTDOWN))
             return failure(self.directive, unexpected(cancelled))  # something inside the step was cancelled
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as surprise:  # whatever it is, the attempt must end with a RESULT
             log.error("attempt failed unexpectedly", exc_info=surprise, **names_of(self.directive))
             return failure(self.directive, unexpected(surprise))
+        return None if self._fenced else result  # it may not have heeded the cancellation
 
     def _beat_later(self) -> None:
         pause = self.directive.lease_seconds / 3 * (0.8 + 0.2 * self._timing.random())

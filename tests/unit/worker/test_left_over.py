@@ -377,6 +377,27 @@ async def test_an_error_nobody_foresaw_costs_its_attempt_and_no_room(bench: Benc
     assert any(line["event"] == "an attempt could not be seen off" for line in lines)
 
 
+async def test_a_fenced_step_that_ends_all_the_same_is_not_heard(bench: Bench) -> None:
+    service = Service("ocr")
+
+    @service.step()
+    async def execute(ctx: StepContext) -> StepResult:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return StepResult("finished all the same")
+        return StepResult()
+
+    runtime = bench.start(service)
+    await bench.publish(1)
+    await until(lambda: bool(bench.orchestrator.of_type("ack")))
+    bench.orchestrator.answer = lambda _: {"status": 409}
+    bench.timing.advance(300)
+    await until(lambda: not runtime.attempts)
+    await bench.sender.undelivered_below(1)
+    assert bench.results() == []
+
+
 # While stopping
 
 
