@@ -77,7 +77,7 @@ class Attempt:
             if self._abandoned or _someone_cancelled_us():  # the loop ends, and we with it
                 return failure(self.directive, Stopped(StopReason.SHUTDOWN))
             return failure(self.directive, unexpected(cancelled))  # something inside the step was cancelled
-        except (KeyboardInterrupt, GeneratorExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as surprise:  # whatever it is, the attempt must end with a RESULT
             log.error("attempt failed unexpectedly", exc_info=surprise, **names_of(self.directive))
