@@ -49,6 +49,8 @@ class Said(Struct, kw_only=True):
     token: str
     body: Any
     request: int
+    url: str = ""
+    """Where it came to."""
     answer: Answer | None = None
     answered_at: float | None = None
     refusal: Answer | None = None
@@ -163,7 +165,7 @@ class Book:
         """What the service said that no orchestrator would take, in words."""
         disowned = {attempt.token for attempt in self.attempts.values() if attempt.disowned}
         return [
-            f"a {said.kind.upper()} {said.refusal.body['detail']}"
+            f"{'an' if said.kind == 'ack' else 'a'} {said.kind.upper()} {said.refusal.body['detail']}"
             for said in self.said
             if said.refusal and said.token not in disowned
         ]
@@ -184,8 +186,12 @@ class Book:
             named = msgspec.convert(known, MODELS[said.kind])
         except msgspec.ValidationError as error:
             return problem(422, "INVALID_CALLBACK", f"does not fit the contract: {error}")
-        wrong = _mismatch(named, attempt)
-        return problem(403, "CALLBACK_TOKEN_MISMATCH", wrong) if wrong else None
+        if wrong := _mismatch(named, attempt):
+            return problem(403, "CALLBACK_TOKEN_MISMATCH", wrong)
+        wanted = attempt.directive["callback_urls"][said.kind]
+        if _has_come(said.url, wanted):
+            return None
+        return problem(404, "NOT_FOUND", f"came to {said.url}, and its directive's callback_urls name {wanted}")
 
     def _judge(self, said: Said) -> Answer:
         if said.refusal is not None:
@@ -194,6 +200,12 @@ class Book:
         attempt.heard.append(said)
         told = attempt.answers(said) if attempt.answers else None
         return told or _applied(attempt, said)
+
+
+def _has_come(url: str, wanted: str) -> bool:
+    """Whether it came to where it should. The batch is another way to say what the orchestrator itself is told."""
+    root = wanted.rpartition("/")[0]
+    return url in ("", wanted) or (url == f"{root}:batch" and root.endswith("/v1/callbacks"))
 
 
 def _mismatch(named: AckCallback, attempt: Attempt) -> str:

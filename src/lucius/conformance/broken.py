@@ -133,17 +133,26 @@ class Service:
             log(f"ignored: {fault}")
             return
         self._last_token = directive["callback_token"]
-        key = "-".join(str(directive[name]) for name in ("jobId", "stepId", "attempt_no", "lease_id"))
-        key = urllib.parse.quote(key, safe="")
+        key = self._key(directive)
         known = self._recall(key)
         if key in self._running and not self.wrong("runs-running"):
             log("seen before, and at work on it")
         elif known and known["state"] == "done" and not self.wrong("runs-finished"):
+            if self.wrong("remembers-steps"):
+                known["directive"] = directive
             self._begin(key, lambda: self._deliver(key, known))
         elif known and self.wrong("stuck-claim"):
             log("claimed by someone")
         else:
             self._begin(key, lambda: self._attempt(key, directive))
+
+    def _key(self, directive: Json) -> str:
+        names = ["jobId", "stepId", "attempt_no", "lease_id"]
+        if self.wrong("remembers-steps") or (self.wrong("answers-as-before") and "idempotency_key" in directive):
+            names = ["idempotency_key"]
+        if self.wrong("no-step-id"):
+            names = ["jobId", "attempt_no"]
+        return urllib.parse.quote("-".join(str(directive[name]) for name in names), safe="")
 
     def _unfit(self, directive: Any) -> str:
         if not isinstance(directive, dict):
@@ -166,6 +175,8 @@ class Service:
     def _remember(self, key: str, entry: Json) -> None:
         self._memory[key] = entry
         if self.wrong("reruns") and entry["state"] == "done" and not entry.get("delivered"):
+            return
+        if self.wrong("forgets-failures", "loses-failures") and entry.get("result", {}).get("status") == "FAILED":
             return
         if not self.wrong("forgets", "no-spool"):
             self._spool.write(key, entry)
@@ -209,6 +220,8 @@ class Service:
             self._workers.release()
         if self.wrong("late-ack"):
             self.send("ack", directive, {})
+        if said is not None and said["status"] == "FAILED" and self.wrong("own-words"):
+            said = {"status": "FAILED", "failure_class": "PERMANENT"}
         if said is None:
             return
         entry = {"state": "done", "directive": directive, "result": said, "delivered": False}
@@ -216,7 +229,10 @@ class Service:
         self._deliver(key, entry)
 
     def _deliver(self, key: str, entry: Json) -> None:
-        reply = self.send("result", entry["directive"], entry["result"])
+        within = 10.0 if self.wrong("gives-up-soon") else GIVE_UP_SECONDS
+        reply = self.send("result", entry["directive"], entry["result"], within)
+        if self.wrong("ack-after-result"):
+            self.send("ack", entry["directive"], {})
         if self.wrong("double-result"):
             self.send("result", entry["directive"], {**entry["result"], "result": {"second": True}})
         if self.wrong("repeated-result"):
@@ -232,22 +248,25 @@ class Service:
         if kind == "result" and self.wrong("wrong-lease"):
             body["lease_id"] = "lease-1"
         deadline, pause = time.monotonic() + within, Pause()
-        while time.monotonic() < deadline and not over.is_set():
+        while time.monotonic() < deadline:
             reply = self._say(kind, directive, body)
             if not self._say_again(kind, reply):
                 return reply
             seconds = pause.after(None if self.wrong("ignores-retry-after") else reply)
-            over.wait(0.01 if self.wrong("hammers") else seconds)
+            if over.wait(0.01 if self.wrong("hammers") else seconds):
+                break
         return None
 
     def _say(self, kind: str, directive: Json, body: Json) -> Reply | None:
         token = self._last_token if self.wrong("wrong-token") else directive["callback_token"]
         timeout = 0.5 if self.wrong("impatient") and kind == "result" else 10.0
+        own = f"{self._base}/v1/callbacks/{kind}"
+        url = own if self.wrong("ignores-urls") else directive["callback_urls"][kind]
         try:
             if self.wrong("serial-callbacks"):
                 with self._one_at_a_time:
-                    return Line().post(directive["callback_urls"][kind], body, token, timeout)
-            return Line().post(directive["callback_urls"][kind], body, token, timeout)
+                    return Line().post(url, body, token, timeout)
+            return Line().post(url, body, token, timeout)
         except (OSError, HTTPException) as error:
             log(f"{kind}: {error}")
             if self.wrong("impatient") and kind == "result":
@@ -282,7 +301,7 @@ class Attempt:
     def keep_alive(self) -> None:
         """ACK, and a heartbeat in each third of the lease."""
         lease = self._directive["lease_seconds"]
-        if not self._service.wrong("no-ack", "late-ack"):
+        if not self._service.wrong("no-ack", "late-ack", "ack-after-result"):
             self._heed(self._service.send("ack", self._directive, {}, 30, self.done))
         if self._service.wrong("no-heartbeat"):
             return
@@ -295,11 +314,15 @@ class Attempt:
         ignored = "ignores-stale" if reply.status == 409 else "beats-late"
         if reply.fenced and not self._service.wrong(ignored, "repeats-refused", "repeats-stale"):
             self._fenced.set()
+        if reply.body.get("disposition") == "LATE" and self._service.wrong("stops-when-lapsed"):
+            self._fenced.set()
         if reply.body.get("cancel_requested"):
             self._cancelled.set()
 
     def execute(self, delay: float) -> Json | None:
         """What the RESULT says, or None for an attempt that was fenced."""
+        if self._directive.get("guard") is not None and not self._service.wrong("ignores-guard"):
+            return _failed("NON_RETRYABLE", "GUARDED", "we can't tell whether it was done before")
         payload = self._directive["payload"]
         seconds = payload.get("seconds", 0)
         if not isinstance(seconds, int | float):
@@ -320,8 +343,15 @@ class Attempt:
         for target in (ref, directive["output_ref"])[: 1 if self._service.wrong("no-output") else 2]:
             _write(Path(urllib.parse.unquote(urllib.parse.urlsplit(target).path)), text)
         refs = [ref, f"{ref}.gone"] if self._service.wrong("lost-artifact") else [ref]
+        if self._service.wrong("odd-ref"):
+            refs = ["http://[oops"]
         status = "OK" if self._service.wrong("invalid-result") else "SUCCEEDED"
-        return {"status": status, "result": {"chars": len(text), "at": time.time()}, "artifact_refs": refs}
+        result = {
+            "chars": len(text),
+            "at": time.time(),
+            "text": text * (50_000 if self._service.wrong("big-result") else 0),
+        }
+        return {"status": status, "result": result, "artifact_refs": refs}
 
 
 def _write(path: Path, text: str) -> None:

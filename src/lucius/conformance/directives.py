@@ -22,6 +22,8 @@ class Maker(Struct, kw_only=True):
     step_type: str
     input_ref: str
     ack_seconds: float
+    elsewhere_url: str = ""
+    """Where a client may want to be called back, instead of the orchestrator."""
     made: int = 0
 
     def directive(
@@ -30,11 +32,12 @@ class Maker(Struct, kw_only=True):
         *,
         lease_seconds: float,
         job_id: str | None = None,
+        step_id: str | None = None,
         attempt_no: int = 1,
     ) -> dict[str, Any]:
         self.made += 1
         job_id = job_id or str(uuid.uuid4())
-        step_id = self.service
+        step_id = step_id or self.service
         root = f"{self.base_url}/v1/callbacks"
         trace = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
         return {
@@ -74,6 +77,11 @@ class Maker(Struct, kw_only=True):
             "item_index": None,
             "compensates": None,
         }
+
+    def elsewhere(self) -> dict[str, str]:
+        """callback_urls of a client's own, which nobody could guess."""
+        root = f"{self.elsewhere_url}/hooks/{secrets.token_hex(4)}"
+        return {kind: f"{root}/{kind}-of-it?for={secrets.token_hex(4)}" for kind in ("ack", "result", "heartbeat")}
 
 
 def soon(seconds: float) -> str:

@@ -43,10 +43,16 @@ class FileMark(NamedTuple):
 Marks = dict[Path, FileMark]
 
 
+def is_uri(ref: str) -> bool:
+    try:
+        return bool(urlsplit(ref).scheme) and "\0" not in unquote(ref)
+    except ValueError:
+        return False
+
+
 def path_of(ref: str) -> Path | None:
-    """Where a file:// ref lies on this machine."""
-    parts = urlsplit(ref)
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+    """Where a file:// ref lies on this machine; None for any other."""
+    return Path(unquote(urlsplit(ref).path)) if is_uri(ref) and urlsplit(ref).scheme == "file" else None
 
 
 def marks(attempt: Attempt) -> Marks:
@@ -56,11 +62,15 @@ def marks(attempt: Attempt) -> Marks:
     assert output is not None
     folder = workspace / attempt.key.step_id / str(attempt.key.attempt_no)
     found = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
-    return {path: _mark(path) for path in [*found, *([output] if output.is_file() else [])]}
+    marked = {path: _mark(path) for path in [*found, output]}
+    return {path: mark for path, mark in marked.items() if mark is not None}
 
 
-def _mark(path: Path) -> FileMark:
-    stat = path.stat()
+def _mark(path: Path) -> FileMark | None:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None  # a temporary file that has got its real name since we looked
     return FileMark(stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
@@ -78,20 +88,25 @@ def require_slow(attempt: Attempt, slow: float) -> float:
 
 
 def executed_again(attempt: Attempt, asked_at: float, before: Marks, seconds: float) -> list[str]:
-    """Signs of another execution after the first RESULT, by a directive that came again at `asked_at`.
+    """Signs of another execution after the first RESULT, by a directive that came again at `asked_at` and later.
 
-    `seconds` is how long an execution takes; `before` is what was on disk when the first had ended.
+    `seconds` is how long an execution takes; `before` is what was on disk when the first had ended. A RESULT answers
+    the copy that was handed over last before it.
     """
     since = max(attempt.results[0].at, asked_at) + IN_FLIGHT
     signs = []
     if beats := [said for said in attempt.beats if said.at > since]:
         signs.append(f"{_times(len(beats), 'heartbeat')} of it came after its RESULT")
-    if worked := [said for said in attempt.results if said.at > max(since, asked_at + seconds / 2)]:
-        wait = worked[0].at - asked_at
-        signs.append(f"a RESULT came {wait:.1f} s after the copy, and the step takes {seconds:.1f} s")
+    waits = [_since_copy(attempt, said.at) for said in attempt.results if said.at > since]
+    if worked := [wait for wait in waits if wait > seconds / 2]:
+        signs.append(f"a RESULT came {worked[0]:.1f} s after the copy, and the step takes {seconds:.1f} s")
     if rewritten := sorted(path.name for path, mark in marks(attempt).items() if before.get(path) != mark):
         signs.append(f"its files were written again: {', '.join(rewritten[:5])}")
     return signs
+
+
+def _since_copy(attempt: Attempt, at: float) -> float:
+    return at - max(handed_over for handed_over in attempt.handed_over if handed_over <= at)
 
 
 def _times(count: int, name: str) -> str:

@@ -16,8 +16,11 @@ from lucius.conformance.model import Misuse
 from lucius.contract import PullRequest
 
 
-class Parcel(Struct, frozen=True):
-    """What is on its way to the service: a directive of ours, or with no attempt behind it something else."""
+class Parcel(Struct, frozen=True, eq=False):
+    """What is on its way to the service: a directive of ours, or with no attempt behind it something else.
+
+    Two copies of one directive are two parcels.
+    """
 
     message: Any
     attempt: Attempt | None = None
@@ -29,6 +32,9 @@ class Feed(Protocol):
 
     def send(self, parcel: Parcel) -> None:
         """On its way; the book is told when it has been handed over."""
+
+    def waiting(self) -> int:
+        """How much has not been handed over."""
 
 
 class LocalFeed:

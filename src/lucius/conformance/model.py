@@ -70,6 +70,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """For the first pull after a start."""
     patience: float = 15.0
     """How much longer than it should take the kit waits for what must come."""
+    away_seconds: float = 27.0
+    """How long the orchestrator stays away in the case that is about that."""
     side_by_side: int = 4
     strict: bool = False
     keep: Path | None = None

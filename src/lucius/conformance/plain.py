@@ -44,7 +44,8 @@ class Line:
         connection = self._connection = HTTPConnection(parts.netloc, timeout=timeout)
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         try:
-            connection.request("POST", parts.path, json.dumps(body), headers)
+            path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+            connection.request("POST", path, json.dumps(body), headers)
             response = connection.getresponse()
             raw = response.read()
             return Reply(response.status, float(response.headers.get("Retry-After") or 0), _parsed(raw))

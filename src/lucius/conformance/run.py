@@ -2,9 +2,10 @@
 
 import asyncio
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -99,7 +100,8 @@ class _Troupe:
         reports: dict[str, CaseReport] = {}
 
         async def play(case: Case) -> None:
-            async with self._places:
+            # Who mostly waits plays beside the others.
+            async with nullcontext() if case.mostly_waits else self._places:
                 self._on_begin(case.id)
                 reports[case.id] = await self._play(case)
                 self._on_end(reports[case.id])
@@ -130,18 +132,12 @@ class _Troupe:
         folder.mkdir(parents=True, exist_ok=True)
         stage = Stage(self._options, self.pace, folder)
         began = now()
-        outcome, seen = Outcome.PASS, ""
+        surprise: list[str] = []
         try:
-            await stage.open()
-            async with asyncio.timeout(CASE_SECONDS + 10 * stage.slow):
-                seen = await case.play(stage)
-                stage.check_manners()
-        except Verdict as verdict:
-            outcome, seen = verdict.outcome, str(verdict)
-        except TimeoutError:
-            outcome, seen = Outcome.FAIL, f"expected an end; the case still ran after {now() - began:.0f} s"
-        finally:
-            await stage.close()
+            outcome, seen = await self._outcome(case, stage)
+        except Exception as error:  # noqa: BLE001 - what we did not foresee costs its case, not the run
+            outcome, seen = Outcome.FAIL, f"expected no surprise; the kit itself met {type(error).__name__}: {error}"
+            surprise = ["the kit's own traceback:", *"".join(traceback.format_exception(error)).splitlines()]
         if outcome is Outcome.PASS and stage.warnings:
             outcome, seen = Outcome.WARN, "; ".join(stage.warnings)
         bad = outcome in (Outcome.FAIL, Outcome.NOT_SHOWN)
@@ -153,8 +149,25 @@ class _Troupe:
             seen=seen,
             warnings=list(stage.warnings),
             read=case.read,
-            log_tail=process.tail(stage.log) if bad else [],
+            log_tail=[*process.tail(stage.log), *surprise] if bad else [],
         )
+
+    async def _outcome(self, case: Case, stage: Stage) -> tuple[Outcome, str]:
+        slow = (self.pace.slow_seconds if self.pace else None) or 0.0
+        seconds = CASE_SECONDS + 10 * slow
+        try:
+            await stage.open()
+            async with asyncio.timeout(seconds):
+                seen = await case.play(stage)
+                stage.check_manners()
+                stage.check_words()
+        except Verdict as verdict:
+            return verdict.outcome, str(verdict)
+        except TimeoutError:
+            return Outcome.FAIL, f"expected an end; the case still ran after {seconds:.0f} s"
+        finally:
+            await stage.close()
+        return Outcome.PASS, seen
 
     def _not_even_started(self, case: Case, rehearsal: CaseReport) -> CaseReport:
         report = replace(rehearsal, id=case.id, title=case.title, read=case.read, seconds=0.0)

@@ -1,7 +1,8 @@
 """The orchestrator's HTTP face: the four requests of the `local:` contract, answered rightly unless told otherwise.
 
 Listens on a port of its own that it keeps, so that it can go `away` (connections are refused) and come `back` with
-all it knew. A `Mood` is how a case makes it misbehave: errors, slowness, answers that get lost.
+all it knew; and on a second one as a client who wants to be called back there. A `Mood` is how a case makes it
+misbehave: errors, slowness, answers that get lost.
 """
 
 import asyncio
@@ -10,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import ClientError, web
+from aiohttp.http import HttpProcessingError
 from msgspec import Struct
 
 from lucius.conformance.book import KINDS, Answer, Book, Kind, Said, now, problem
@@ -24,6 +26,8 @@ PORTS = range(20_000, 32_000)
 LONGEST_WAIT = 60.0
 HANG_UP_CHECK = 0.25
 MAX_BATCH = 500
+MAX_BODY_BYTES = 1024 * 1024  # as the orchestrator's own limits
+MAX_BATCH_BYTES = 16 * MAX_BODY_BYTES
 
 
 class Mood(Struct, frozen=True, kw_only=True):
@@ -64,16 +68,24 @@ class Orchestrator:
         self._api_key = api_key
         self._on_news = on_news
         self._requests = 0
-        self._port = 0
+        self.surprise: Exception | None = None
+        """What went wrong in here, and is nobody's fault but the kit's."""
+        self._ports = (0, 0)
         self._runner: web.ServerRunner | None = None
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self._port}"
+        return f"http://{HOST}:{self._ports[0]}"
+
+    @property
+    def elsewhere_url(self) -> str:
+        """Someone else, who takes callbacks too."""
+        return f"http://{HOST}:{self._ports[1]}"
 
     async def start(self) -> None:
         for _ in range(100):
-            self._port = random.choice(PORTS)
+            first, second = random.sample(PORTS, 2)
+            self._ports = (first, second)
             try:
                 await self.back()
             except OSError:
@@ -85,7 +97,8 @@ class Orchestrator:
         runner = web.ServerRunner(web.Server(self._handle), shutdown_timeout=0.05)
         await runner.setup()
         try:
-            await web.TCPSite(runner, HOST, self._port, reuse_address=True).start()
+            for port in self._ports:
+                await web.TCPSite(runner, HOST, port, reuse_address=True).start()
         except OSError:
             await runner.cleanup()
             raise
@@ -98,19 +111,52 @@ class Orchestrator:
             await runner.cleanup()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await self._answered(request)
+        except (ConnectionError, ClientError, HttpProcessingError, web.HTTPException, web.RequestPayloadError):
+            raise  # someone hung up, or does not speak HTTP
+        except Exception as error:
+            self.surprise = self.surprise or error
+            self._on_news()
+            raise
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path
+        if _port(request) == self._ports[1]:
+            return await self._elsewhere(request)
         if request.method == "GET" and path in ("/healthz", "/readyz"):
             return _reply(Answer(200, {"status": "ok"}))
         if request.method != "POST":
             return self._refuse(problem(405, "METHOD_NOT_ALLOWED", f"{request.method} {path}"))
+        body = await self._body(request, MAX_BATCH_BYTES if path.endswith(":batch") else MAX_BODY_BYTES)
+        if isinstance(body, Answer):
+            return self._refuse(body)
         if path.startswith("/v1/services/") and path.endswith("/directives:pull"):
-            return await self._pull(request, path.split("/")[3])
+            return await self._pull(request, body, path.split("/")[3])
         if path == "/v1/callbacks:batch":
-            return await self._batch(request)
+            return await self._batch(request, body)
         kind = path.removeprefix("/v1/callbacks/")
         if kind not in KINDS:
             return self._refuse(problem(404, "NOT_FOUND", f"there is no {request.method} {path}"))
-        return await self._single(request, KINDS[KINDS.index(kind)])
+        return await self._single(request, body, KINDS[KINDS.index(kind)])
+
+    async def _elsewhere(self, request: web.BaseRequest) -> web.StreamResponse:
+        kind = request.path.rpartition("/")[2].removesuffix("-of-it")
+        if request.method != "POST" or kind not in KINDS:
+            return self._refuse(problem(404, "NOT_FOUND", f"no callback_urls have {request.method} {_url(request)}"))
+        body = await self._body(request, MAX_BODY_BYTES)
+        if isinstance(body, Answer):
+            return self._refuse(body)
+        return await self._single(request, body, KINDS[KINDS.index(kind)])
+
+    async def _body(self, request: web.BaseRequest, limit: int) -> bytes | Answer:
+        body = bytearray()
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > limit:
+                detail = f"POST {request.path} has more than {limit} bytes; write an artifact instead"
+                return problem(413, "BODY_TOO_LARGE", detail)
+        return bytes(body)
 
     def _refuse(self, answer: Answer) -> web.Response:
         """Something that an orchestrator would not take, and no case asked for."""
@@ -120,9 +166,9 @@ class Orchestrator:
 
     # Pulls
 
-    async def _pull(self, request: web.BaseRequest, service: str) -> web.StreamResponse:
+    async def _pull(self, request: web.BaseRequest, body: bytes, service: str) -> web.StreamResponse:
         pull = Pull(at=now(), service=service)
-        refusal, wanted = self._admit(request, await request.read())
+        refusal, wanted = self._admit(request, body)
         pull.max, pull.wait_seconds = wanted.max, wanted.wait_seconds
         self.pulls.append(pull)
         self.service = self.service or service
@@ -170,24 +216,30 @@ class Orchestrator:
 
     # Callbacks
 
-    async def _single(self, request: web.BaseRequest, kind: Kind) -> web.StreamResponse:
-        body = await request.read()
+    async def _single(self, request: web.BaseRequest, body: bytes, kind: Kind) -> web.StreamResponse:
         if refusal := _not_json(request):
             return self._refuse(refusal)
         self._requests += 1
-        said = Said(at=now(), kind=kind, token=_bearer(request), body=_decoded(body), request=self._requests)
+        said = Said(
+            at=now(),
+            kind=kind,
+            token=_bearer(request),
+            body=_decoded(body),
+            request=self._requests,
+            url=_url(request),
+        )
         return await self._callbacks(request, [said], lambda answers: _reply(answers[0]))
 
-    async def _batch(self, request: web.BaseRequest) -> web.StreamResponse:
-        body = _decoded(await request.read())
-        items = body.get("callbacks") if isinstance(body, dict) else None
+    async def _batch(self, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+        batch = _decoded(body)
+        items = batch.get("callbacks") if isinstance(batch, dict) else None
         if refusal := _not_json(request):
             return self._refuse(refusal)
         if not isinstance(items, list) or len(items) > MAX_BATCH:
             detail = f"a batch is {{callbacks: […]}} of at most {MAX_BATCH}"
             return self._refuse(problem(422, "INVALID_BODY", detail))
         self._requests += 1
-        said = [_item(item, self._requests) for item in items]
+        said = [_item(item, self._requests, _url(request)) for item in items]
         if None in said:
             detail = "an item of a batch needs type (ack, heartbeat or result) and callback_token"
             return self._refuse(problem(422, "INVALID_CALLBACK", detail))
@@ -244,10 +296,19 @@ def _batch_reply(answers: list[Answer]) -> web.Response:
     return _reply(Answer(200, {"results": results}))
 
 
-def _item(item: Any, request: int) -> Said | None:
+def _item(item: Any, request: int, url: str) -> Said | None:
     if not isinstance(item, dict) or item.get("type") not in KINDS or not isinstance(item.get("callback_token"), str):
         return None
-    return Said(at=now(), kind=item["type"], token=item["callback_token"], body=item, request=request)
+    return Said(at=now(), kind=item["type"], token=item["callback_token"], body=item, request=request, url=url)
+
+
+def _port(request: web.BaseRequest) -> int:
+    return int(request.transport.get_extra_info("sockname")[1]) if request.transport else 0
+
+
+def _url(request: web.BaseRequest) -> str:
+    """Where it came to, by whatever name the service calls us."""
+    return f"http://{HOST}:{_port(request)}{request.path_qs}"
 
 
 def _bearer(request: web.BaseRequest) -> str:

@@ -23,6 +23,14 @@ LONG_LEASE = 60.0
 LOOK_AGAIN = 0.25
 STOP_SECONDS = 10.0
 SHORTEST_SLOW = 2.0
+FAILURE_CLASSES = (
+    "TRANSIENT",
+    "RETRYABLE",
+    "RATE_LIMITED",
+    "DEPENDENCY_FAILED",
+    "NON_RETRYABLE",
+    "COMPENSATION_REQUIRED",
+)
 SAMPLE = "The supplier shall deliver the goods within thirty days.\nThe customer must report defects in writing.\n"
 
 
@@ -116,6 +124,8 @@ class Stage:
         payload: dict[str, Any] | None = None,
         lease: float = LONG_LEASE,
         after: Attempt | None = None,
+        job_id: str | None = None,
+        step_id: str | None = None,
         ack_seconds: float | None = None,
     ) -> Attempt:
         """An attempt, not yet sent. `after`: the next one of that attempt's step, which thereby is fenced."""
@@ -125,7 +135,8 @@ class Stage:
         directive = self.maker.directive(
             payload,
             lease_seconds=lease,
-            job_id=after.key.job_id if after else None,
+            job_id=after.key.job_id if after else job_id,
+            step_id=after.key.step_id if after else step_id,
             attempt_no=after.key.attempt_no + 1 if after else 1,
         )
         if after is not None:
@@ -144,6 +155,7 @@ class Stage:
             assert service is not None, "a directive before the first pull"
             self._maker = Maker(
                 base_url=self.server.url,
+                elsewhere_url=self.server.elsewhere_url,
                 folder=self.folder,
                 service=service,
                 step_type=self.options.step_type or service.upper(),
@@ -184,15 +196,25 @@ class Stage:
 
     async def taken(self, attempt: Attempt) -> float:
         """When the attempt was handed over."""
-        expected = f"that the directive of {words(attempt)} is pulled"
-        await self.must(lambda: bool(attempt.handed_over), expected, lambda: "it was not", self.slow * 4 + self.work)
+        await self._handed_over(attempt, 1, f"that the directive of {words(attempt)} is pulled")
         return attempt.first_handed_over
 
-    async def taken_again(self, attempt: Attempt) -> float:
-        """When its directive was handed over for the second time."""
+    async def taken_again(self, attempt: Attempt, times: int = 2) -> float:
+        """When its directive was handed over for the second time, once it has been `times` times."""
         expected = f"that the directive of {words(attempt)} is pulled when it comes again"
-        await self.must(lambda: len(attempt.handed_over) > 1, expected, lambda: "it was not", 2 * self.slow)
+        await self._handed_over(attempt, times, expected)
         return attempt.handed_over[1]
+
+    async def _handed_over(self, attempt: Attempt, times: int, expected: str) -> None:
+        """However slowly it pulls: we wait as long as the queue gets shorter."""
+        within = self.slow * 4 + self.work + self.options.patience
+        while len(attempt.handed_over) < times:
+            if not await self.until(self._progress(attempt, times), within):
+                raise Failed(f"{expected} within {within:.0f} s", "it was not")
+
+    def _progress(self, attempt: Attempt, times: int) -> Callable[[], bool]:
+        waiting = self.feed.waiting()
+        return lambda: len(attempt.handed_over) >= times or self.feed.waiting() < waiting
 
     async def acked(self, attempt: Attempt) -> None:
         """Until the service has said something of it: an ACK, or what implies one."""
@@ -221,8 +243,21 @@ class Stage:
     def warn(self, text: str) -> None:
         self.warnings.append(text)
 
+    def check_words(self) -> None:
+        """Failures that nobody could decide upon are worth a warning, whatever the case is about."""
+        told = [said.body for attempt in self.book.attempts.values() for said in attempt.results]
+        for body in (body for body in told if body["status"] != "SUCCEEDED"):
+            given, code = body.get("failure_class"), (body.get("error") or {}).get("code")
+            if given is not None and given not in FAILURE_CLASSES:
+                return self.warn(f"failure_class {given!r} is none of {', '.join(FAILURE_CLASSES)}")
+            if given is None and not code:
+                return self.warn(f"a {body['status']} without failure_class and error.code: nobody can tell what to do")
+        return None
+
     def check_manners(self) -> None:
         """What must hold in every case, whatever it is about. Raises Failed."""
+        if self.server.surprise is not None:
+            raise self.server.surprise
         if faults := [*self.book.faults(), *self.server.faults]:
             more = f" ({len(faults)} of this kind)" if len(faults) > 1 else ""
             raise Failed("callbacks that fit the contract and carry their own attempt's token", f"{faults[0]}{more}")

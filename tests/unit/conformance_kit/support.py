@@ -16,7 +16,7 @@ def wrong(fault: str) -> list[str]:
 
 def options(command: list[str], **more: Any) -> Options:
     """Less patient than for an author: what does not come in a few seconds does not come."""
-    given = {"patience": 4.0, "ack_seconds": 2.0, "bad_payload": {"seconds": "many"}, **more}
+    given = {"patience": 4.0, "ack_seconds": 2.0, "away_seconds": 12.0, "bad_payload": {"seconds": "many"}, **more}
     return Options(command=command, **given)
 
 

@@ -19,6 +19,8 @@ class Case(Struct, frozen=True, kw_only=True):
     play: Play
     seconds: float
     """About how long it takes: the longest are started first."""
+    mostly_waits: bool = False
+    """Takes nobody's place while it does."""
 
     @property
     def read(self) -> str:
@@ -30,6 +32,7 @@ def all_cases() -> list[Case]:
     from lucius.conformance.cases import (  # noqa: PLC0415 - they import Case from here
         basics,
         duplicates,
+        failures,
         fencing,
         hostile,
         manners,
@@ -37,5 +40,5 @@ def all_cases() -> list[Case]:
         stopping,
     )
 
-    modules = (basics, duplicates, fencing, hostile, outages, stopping, manners)
+    modules = (basics, duplicates, failures, fencing, hostile, outages, stopping, manners)
     return [case for module in modules for case in module.CASES]

@@ -8,7 +8,7 @@ import msgspec
 
 from lucius.conformance.book import Attempt, Said
 from lucius.conformance.cases import Case
-from lucius.conformance.evidence import ADVICE, path_of, require_slow
+from lucius.conformance.evidence import ADVICE, is_uri, path_of, require_slow
 from lucius.conformance.model import Failed, NotShown, Skipped
 from lucius.conformance.stage import Stage, heard_of, require_not_refused, words
 
@@ -34,7 +34,9 @@ async def ack(stage: Stage) -> str:
 
 async def result(stage: Stage) -> str:
     await stage.start()
-    attempts = [stage.send(stage.make()) for _ in range(3)]
+    elsewhere = stage.make()
+    elsewhere.directive["callback_urls"] = stage.maker.elsewhere()
+    attempts = [stage.send(attempt) for attempt in (stage.make(), elsewhere, *_two_steps(stage))]
     for attempt in attempts:
         await stage.ended(attempt)
     await stage.watch(REPEATS_WITHIN)
@@ -44,7 +46,19 @@ async def result(stage: Stage) -> str:
         _check_artifacts(stage, attempt)
     if absent := [name for attempt in attempts if (name := _missing_output(attempt))]:
         stage.warn(f"last_step was true and nothing was written to output_ref {absent[0]}")
+    _check_own_artifacts(*attempts[-2:])
+    if any(attempt.acks[0].at > attempt.results[0].at for attempt in attempts):
+        stage.warn("an ACK came after its RESULT, which needs none then; send it first")
     return f"{len(attempts)} attempts, each with one RESULT that was accepted"
+
+
+def _two_steps(stage: Stage) -> list[Attempt]:
+    """Of one job, as items of a map are."""
+    first = stage.make(step_id=f"{stage.maker.service}.0")
+    second = stage.make(job_id=first.key.job_id, step_id=f"{stage.maker.service}.1")
+    for attempt in (first, second):
+        attempt.directive["last_step"] = False
+    return [first, second]
 
 
 def _check_once(attempt: Attempt) -> None:
@@ -82,8 +96,19 @@ def _check_artifacts(stage: Stage, attempt: Attempt) -> None:
             stage.warn(f"an artifact lies outside <workspace_ref>/<stepId>/<attempt_no>/: {ref}")
 
 
+def _check_own_artifacts(first: Attempt, second: Attempt) -> None:
+    refs = [set(attempt.results[0].body.get("artifact_refs") or []) for attempt in (first, second)]
+    if shared := refs[0] & refs[1]:
+        raise Failed(
+            "artifacts of their own for two steps of one job, which differ in stepId only",
+            f"both name {sorted(shared)[0]}",
+        )
+
+
 def _local(said: Said) -> Iterator[tuple[str, Path]]:
     for ref in said.body.get("artifact_refs") or []:
+        if not is_uri(ref):
+            raise Failed("that every artifact_ref is a URI", f"one is {ref!r}"[:300])
         if (path := path_of(ref)) is not None:
             yield ref, path
 
@@ -91,7 +116,7 @@ def _local(said: Said) -> Iterator[tuple[str, Path]]:
 def _missing_output(attempt: Attempt) -> str:
     path = path_of(attempt.directive["output_ref"])
     assert path is not None
-    return "" if path.exists() else path.name
+    return "" if path.exists() or not attempt.directive["last_step"] else path.name
 
 
 async def heartbeat(stage: Stage) -> str:

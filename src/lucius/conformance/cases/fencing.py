@@ -2,9 +2,10 @@
 
 from lucius.conformance.book import Answer, Attempt, Said, answer, now, stale
 from lucius.conformance.cases import Case
+from lucius.conformance.directives import soon
 from lucius.conformance.evidence import ADVICE, IN_FLIGHT, SLOW_ENOUGH
 from lucius.conformance.model import Failed, NotShown
-from lucius.conformance.stage import Stage, heard_of, words
+from lucius.conformance.stage import LONG_LEASE, Stage, heard_of, words
 
 LEASE = 1.0
 QUIET = 2.0
@@ -18,7 +19,7 @@ async def stale_lease(stage: Stage) -> str:
     unwanted.answers = lambda _: stale(unwanted)
     stage.send(unwanted)
     first = stage.send(stage.make(lease=LEASE))
-    await _beating(stage, first)
+    await beating(stage, first)
     second = stage.send(stage.make(lease=LEASE, after=first))
     fenced_at = now()
     await stage.ended(second)
@@ -36,19 +37,22 @@ async def stale_lease(stage: Stage) -> str:
 
 
 async def late(stage: Stage) -> str:
-    """One job ends behind the back of its service; another one's RESULT comes too late."""
+    """One job ends behind its service's back; another's RESULT comes too late; a third one's lease only lapses."""
     await stage.start(slow=3.0)
     ended = stage.send(stage.make(lease=LEASE))
-    await _beating(stage, ended)
+    await beating(stage, ended)
     ended.answers = lambda _: answer(ended, "LATE", None)
     told_at = now()
     too_late = stage.make(lease=LEASE)
     too_late.answers = lambda said: answer(too_late, "LATE", None) if said.kind == "result" else None
     stage.send(too_late)
+    lapsed = _lapsing(stage)
+    stage.send(lapsed)
     await stage.taken(too_late)
     expected = f"a RESULT of {words(too_late)}"
     takes = 2 * (stage.slow + stage.work)
     await stage.must(lambda: bool(too_late.results), expected, lambda: heard_of(too_late), takes)
+    await _lapsed(stage, lapsed)
     await stage.watch(max(QUIET, told_at + stage.slow + 0.5 - now()))
     _check_silence(ended, _told(ended, 200, "LATE"), "200 LATE without lease_expires_at")
     for attempt in (ended, too_late):
@@ -56,13 +60,34 @@ async def late(stage: Stage) -> str:
             raise Failed(
                 "that a RESULT answered 200 LATE is not sent again", f"it was sent {len(attempt.results)} times"
             )
-    return "a LATE heartbeat ended the work, a LATE RESULT was not repeated"
+    return "a LATE heartbeat ended the work unless a success still counted, and a LATE RESULT was not repeated"
+
+
+def _lapsing(stage: Stage) -> Attempt:
+    """Its heartbeats come too late, they are told; a success would still be in time."""
+    attempt = stage.make(lease=LEASE)
+
+    def too_late(said: Said) -> Answer | None:
+        return answer(attempt, "LATE", soon(LONG_LEASE)) if said.kind == "heartbeat" else None
+
+    attempt.answers = too_late
+    return attempt
+
+
+async def _lapsed(stage: Stage, attempt: Attempt) -> None:
+    await stage.taken(attempt)
+    expected = f"a RESULT of {words(attempt)}: 200 LATE with lease_expires_at means that a success until then counts"
+    takes = stage.slow + stage.work
+    await stage.must(lambda: attempt.ended_by is not None, expected, lambda: heard_of(attempt), takes)
+    said = attempt.results[0].body
+    if said["status"] != "SUCCEEDED":
+        raise Failed(expected, f"it said {said['status']} {(said.get('error') or {}).get('code')}")
 
 
 async def cancel(stage: Stage) -> str:
     await stage.start(slow=4.0)
     attempt = stage.send(stage.make(lease=LEASE))
-    await _beating(stage, attempt)
+    await beating(stage, attempt)
     attempt.cancel_requested = True
     asked_at = now()
     await stage.ended(attempt)
@@ -76,7 +101,7 @@ async def cancel(stage: Stage) -> str:
     return f"ended by {said.body['status']} {said.at - asked_at:.1f} s after the job was cancelled"
 
 
-async def _beating(stage: Stage, attempt: Attempt) -> None:
+async def beating(stage: Stage, attempt: Attempt) -> None:
     """Until its first heartbeat. Raises NotShown if it ends before: then there is nothing to interrupt."""
     await stage.acked(attempt)
     await stage.until(lambda: attempt.beats or attempt.results, stage.slow + stage.options.patience)
@@ -110,6 +135,6 @@ def _check_silence(attempt: Attempt, since: float, told: str) -> None:
 
 CASES = [
     Case(id="stale", title="A fenced attempt is given up, and the next one done", play=stale_lease, seconds=6.0),
-    Case(id="late", title="What is answered LATE is neither repeated nor worked on", play=late, seconds=6.0),
+    Case(id="late", title="What is answered LATE is neither repeated nor worked on", play=late, seconds=6.5),
     Case(id="cancel", title="A cancelled job's step ends by a RESULT, and early", play=cancel, seconds=3.0),
 ]

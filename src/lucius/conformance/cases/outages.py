@@ -173,6 +173,26 @@ async def orchestrator_restart(stage: Stage) -> str:
     return f"the RESULT of a step that ended meanwhile came {waited:.1f} s after the return, and work went on"
 
 
+async def orchestrator_away(stage: Stage) -> str:
+    """So long that whoever gives up soon has given up."""
+    await stage.start(slow=2.0)
+    attempt = stage.send(stage.make())
+    await stage.acked(attempt)
+    await stage.watch(0.5)
+    if attempt.results:
+        require_slow(attempt, stage.slow)
+    await stage.server.away()
+    await stage.watch(stage.slow + stage.work + stage.options.away_seconds)
+    await stage.server.back()
+    back_at = now()
+    expected = f"the RESULT of {words(attempt)}, however long the orchestrator was away"
+    # The pauses between tries have grown by now.
+    takes = stage.options.patience
+    await stage.must(lambda: attempt.ended_by is not None, expected, lambda: heard_of(attempt), takes)
+    require_not_refused(attempt)
+    return f"the RESULT came {attempt.results[0].at - back_at:.1f} s after {stage.options.away_seconds:g} s of silence"
+
+
 CASES = [
     Case(
         id="slow-orchestrator",
@@ -196,5 +216,12 @@ CASES = [
         title="A step that ends while the orchestrator is away is reported when it is back",
         play=orchestrator_restart,
         seconds=7.0,
+    ),
+    Case(
+        id="orchestrator-away",
+        title="A finished RESULT is kept and tried for as long as the orchestrator is away",
+        play=orchestrator_away,
+        seconds=32.0,
+        mostly_waits=True,
     ),
 ]
