@@ -20,7 +20,7 @@ from typing import Literal
 
 from lucius.contract import Fault, JobView, Problem
 
-Failure = Literal["no_connection", "no_answer", "lost", "untrusted"]
+Failure = Literal["no_connection", "no_proxy", "no_answer", "lost", "untrusted"]
 
 
 class LuciusError(Exception):
@@ -50,6 +50,8 @@ class Unreachable(LuciusError):
         match self.failure:
             case "no_connection":
                 said = f"no server answers at {self.url}: {self.reason}"
+            case "no_proxy":
+                said = f"the proxy before {self.url} does not answer: {self.reason}"
             case "no_answer":
                 said = f"{self.url} did not answer in time: {self.reason}"
             case "lost":

@@ -16,6 +16,7 @@ from msgspec import Struct
 from lucius import __version__
 from lucius.client import reading
 from lucius.client.errors import LuciusError, Misconfigured, NotLucius, RequestRefused, Unreachable, refused
+from lucius.client.proxies import proxy_for
 from lucius.client.retry import NOT_NOW, Tries, retry_after_of
 from lucius.client.sse import Parser, Sent
 from lucius.contract import Problem
@@ -62,6 +63,7 @@ class Http:
         self._retry_for = retry_for
         self._trace = trace
         self._tls = tls
+        self._proxy = proxy_for(self.url)
         self._headers = {
             "Authorization": f"Bearer {_key(api_key)}",
             "Content-Type": "application/json",
@@ -175,6 +177,7 @@ class Http:
             headers=headers,
             timeout=timeout,
             allow_redirects=False,
+            proxy=self._proxy,
         )
 
     def _opened(self) -> aiohttp.ClientSession:
@@ -200,6 +203,10 @@ class Http:
                 return Misconfigured(f"{self.url} is not an address: {reason}")
             case aiohttp.ClientConnectorCertificateError():
                 return Unreachable(self.url, "untrusted", reason)
+            case aiohttp.ClientProxyConnectionError():
+                return Unreachable(self.url, "no_proxy", _why_not(error))
+            case aiohttp.ClientHttpProxyError():  # its own words may hold the proxy's password
+                return NotLucius(self.url, f"is behind a proxy that answers {error.status} to CONNECT", error.status)
             case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
                 return Unreachable(self.url, "no_connection", _why_not(error))
             case TimeoutError():
