@@ -3,8 +3,9 @@
 An attempt is `(jobId, stepId, attempt_no, lease_id)`. Whoever claims one first runs it; a directive delivered twice
 finds it claimed, or finished with its RESULT, which is sent again instead of doing the work again.
 
-A claim belongs to a store object and lasts for the seconds asked for; its owner renews it while it works. What has
-been finished is kept for a while, and only so many of them: duplicates come soon or never.
+A claim belongs to a store object and lasts for the seconds asked for, or, where a store can tell, as long as its process
+lives; its owner renews it while it works. What has been finished is kept for a while, and only so many of them:
+duplicates come soon or never.
 """
 
 import time
@@ -69,10 +70,11 @@ class IdempotencyStore(Protocol):
         """Where each attempt stands. The new ones are ours for so long. None at all: are you there?"""
 
     async def renew(self, keys: Sequence[Key], seconds: float) -> None:
-        """For attempts that run here. One whose time ran out is ours again, unless another has claimed it."""
+        """For attempts that run here, for so long at least. One whose time ran out is ours again, unless another has
+        claimed it."""
 
-    async def finish(self, key: Key, result: bytes) -> None:
-        """Remember the RESULT, whoever holds the claim by now. The first one stays."""
+    async def finish(self, key: Key, result: bytes) -> bytes:
+        """Remember the RESULT, whoever holds the claim by now. The first one stays; it is returned, to be sent."""
 
     async def release(self, key: Key) -> None:
         """It ended without a RESULT: our claim, if it still is ours, is free for anyone."""
@@ -124,15 +126,18 @@ class MemoryIdempotency:
 
     async def renew(self, keys: Sequence[Key], seconds: float) -> None:
         until = self._now() + seconds
-        self._until.update({key: until for key in keys if key not in self._finished})
+        renewed = {key: max(until, self._until.get(key, until)) for key in keys if key not in self._finished}
+        self._until.update(renewed)
 
-    async def finish(self, key: Key, result: bytes) -> None:
+    async def finish(self, key: Key, result: bytes) -> bytes:
         now = self._now()
         self._until.pop(key, None)
         if key not in self._finished:
             self._finished[key] = now, result
             self._bytes += len(result)
+        kept = self._finished[key][1]
         self._forget(now)
+        return kept
 
     async def release(self, key: Key) -> None:
         self._until.pop(key, None)

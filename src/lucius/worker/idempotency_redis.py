@@ -41,11 +41,13 @@ _CLAIM = """
 _RENEW = """
     for _, key in ipairs(KEYS) do
         local value = redis.call('GETRANGE', key, 0, #ARGV[1] - 1)
-        if value == '' or value == ARGV[1] then redis.call('SET', key, ARGV[1], 'PX', ARGV[2]) end
+        local longer = redis.call('PTTL', key) < tonumber(ARGV[2])
+        if value == '' or (value == ARGV[1] and longer) then redis.call('SET', key, ARGV[1], 'PX', ARGV[2]) end
     end
 """
 _FINISH = """
-    if redis.call('GETRANGE', KEYS[1], 0, 0) ~= 'r' then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
+    if redis.call('GETRANGE', KEYS[1], 0, 0) == 'r' then return redis.call('GET', KEYS[1]) end
+    redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 """
 _RELEASE = """
     if redis.call('GETRANGE', KEYS[1], 0, #ARGV[1] - 1) == ARGV[1] then redis.call('DEL', KEYS[1]) end
@@ -94,9 +96,10 @@ class RedisIdempotency:
         if keys:
             await self._call(self._renew, keys, self._owner, _ms(seconds))
 
-    async def finish(self, key: Key, result: bytes) -> None:
-        await self._call(self._finish, [key], _RESULT + result, _ms(self._retention))
+    async def finish(self, key: Key, result: bytes) -> bytes:
+        kept: bytes | None = await self._call(self._finish, [key], _RESULT + result, _ms(self._retention))
         self._held.pop(key, None)
+        return result if kept is None else kept[1:]
 
     async def release(self, key: Key) -> None:
         await self._call(self._release, [key], self._owner)

@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 import structlog
@@ -28,7 +28,6 @@ MOST_BYTES = 256 * 1024 * 1024
 TIDY_EVERY = 500
 MOST_TO_TIDY = 1_000
 DROP_SECONDS = 0.05
-TAKEN_SECONDS = 60.0
 
 _BEGIN = """
     INSERT INTO attempts (key, owner, directive) VALUES (?1, ?2, ?3)
@@ -40,11 +39,11 @@ _FINISH_ANEW = """
 """
 _DROP = "UPDATE attempts SET owner = NULL, directive = NULL WHERE key = ? AND owner = ?"
 _FORGET = "DELETE FROM attempts WHERE key = ? AND owner IS NULL AND (result IS NULL OR ?) AND holder IS NULL"
-_FINISHED = "SELECT id FROM attempts WHERE result IS NOT NULL AND owner IS NULL ORDER BY id LIMIT ?"
+_FINISHED = "SELECT id, length(result) FROM attempts WHERE result IS NOT NULL AND owner IS NULL ORDER BY id LIMIT ?"
 _OLD = "finished < ? AND owner IS NULL AND id IN (SELECT id FROM attempts ORDER BY id LIMIT ?)"
 
-_OF_OWNER = "SELECT key, holder, until, directive, result FROM attempts WHERE owner = ?"
-_TAKE = "UPDATE attempts SET owner = ?1, holder = iif(holder IS NULL, NULL, ?1), until = ?2 WHERE key = ?3"
+_OF_OWNER = "SELECT key, directive, result FROM attempts WHERE owner = ?"
+_TAKE = "UPDATE attempts SET owner = ?1, holder = iif(holder IS NULL, NULL, ?1) WHERE owner = ?2"
 
 Taken = tuple[bytes, bytes, bytes | None]
 
@@ -70,14 +69,12 @@ class Journal:
         capacity: int = CAPACITY,
         retention: float = RETENTION_SECONDS,
         wall: Callable[[], float] = time.time,
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.file = StateFile(folder, sync=sync)
         self.remembers = False
         """Whether results are kept when dropped: so wants the SQLite idempotency store, which shares the file."""
         self.retention = retention
         self.wall = wall
-        self.now = now
         self._capacity = capacity
         self._undelivered: set[Key] = set()
         self._dropped: list[Key] = []
@@ -94,11 +91,15 @@ class Journal:
 
         self.write(act)
 
-    def finish(self, directive: Directive, result: bytes) -> None:
-        """Committed when it returns. After StoreDown (a full disk) the RESULT is to be sent all the same."""
+    def finish(self, directive: Directive, result: bytes) -> bytes:
+        """Committed when it returns. After StoreDown (a full disk) the RESULT is to be sent all the same.
+
+        Returns what is to be sent: the first result stays.
+        """
         key = key_of(directive)
-        self.record(key, result, directive)
+        stored = self.record(key, result, directive)
         self._undelivered.add(key)
+        return stored
 
     def drop(self, key: Key) -> None:
         """Delivered, refused or fenced. Written with the next commit or in a moment: lost in a crash, it only means
@@ -114,10 +115,7 @@ class Journal:
             self._flusher = loop.call_later(DROP_SECONDS, self._flush)
 
     def left_over(self) -> list[LeftOver]:
-        """What processes that died had begun. It is ours from here on, and told to nobody else while we live.
-
-        So are their claims: nobody begins an attempt anew while we report that it was cut off.
-        """
+        """What processes that died had begun. It is ours from here on, and told to nobody else while we live."""
         taken = self.write(self._take_over)
         found = [left for left in map(self._read, taken) if left is not None]
         self._undelivered.update(key_of(left.directive) for left in found if left.result is not None)
@@ -131,13 +129,17 @@ class Journal:
         self._flush()
         self.file.close()
 
-    def record(self, key: Key, result: bytes, directive: Directive | None = None) -> None:
-        """Spool and remember a result; the first one stays."""
+    def record(self, key: Key, result: bytes, directive: Directive | None = None) -> bytes:
+        """Spool and remember a result. Returns the one that is kept, which is the first."""
         encoded, now = _encode(key), self.wall()
-        if not self.file.execute(_FINISH, result, now, encoded):
-            owner, body = (None, None) if directive is None else (self.file.owner, _slim(directive))
-            self.file.execute(_FINISH_ANEW, encoded, owner, body, result, now)
         self._finished_since_tidy += 1
+        if self.file.execute(_FINISH, result, now, encoded):
+            return result
+        owner, body = (None, None) if directive is None else (self.file.owner, _slim(directive))
+        if self.file.execute(_FINISH_ANEW, encoded, owner, body, result, now):
+            return result
+        kept = self.file.rows("SELECT result FROM attempts WHERE key = ? AND result IS NOT NULL", encoded)
+        return cast("bytes", kept[0][0]) if kept else result
 
     def has_result(self, key: Key) -> bool:
         """Whether this process has just put a result there; False says nothing."""
@@ -174,19 +176,9 @@ class Journal:
         taken: list[Taken] = []
         for (dead,) in owners:
             if self.file.is_dead(dead):
-                rows = connection.execute(_OF_OWNER, (dead,)).fetchall()
-                taken += [
-                    (key, body, result)
-                    for key, holder, until, body, result in rows
-                    if result is not None or not self._is_held(holder, until)
-                ]
-        until = self.now() + TAKEN_SECONDS
-        connection.executemany(_TAKE, [(self.file.owner, until, key) for key, _, _ in taken])
+                taken += connection.execute(_OF_OWNER, (dead,)).fetchall()
+                connection.execute(_TAKE, (self.file.owner, dead))
         return taken
-
-    def _is_held(self, holder: str | None, until: float) -> bool:
-        """It was delivered again, to one who is about to begin it."""
-        return holder is not None and until > self.now() and not self.file.is_dead(holder)
 
     def _read(self, row: Taken) -> LeftOver | None:
         key, body, result = row
@@ -204,13 +196,17 @@ class Journal:
             log.warning("old results stay in the journal for now", reason=str(down))
 
     def _tidy(self, connection: sqlite3.Connection) -> None:
-        """Forget the oldest finished attempts: those past their time, and more of them if there are too many."""
-        (rows,) = connection.execute("SELECT count(*) FROM attempts").fetchone()
-        surplus = min(MOST_TO_TIDY, max(0, rows - self._capacity))
-        if self.file.used_bytes() > MOST_BYTES:
-            surplus = MOST_TO_TIDY
+        """Forget the oldest finished attempts: those past their time, and as many more as there are too many."""
         connection.execute(f"DELETE FROM attempts WHERE {_OLD}", (self.wall() - self.retention, MOST_TO_TIDY))
-        connection.execute(f"DELETE FROM attempts WHERE id IN ({_FINISHED})", (surplus,))
+        (rows,) = connection.execute("SELECT count(*) FROM attempts").fetchone()
+        too_many, too_large = rows - self._capacity, self.file.used_bytes() - MOST_BYTES
+        surplus = []
+        for row_id, size in connection.execute(_FINISHED, (MOST_TO_TIDY,)).fetchall():
+            if len(surplus) >= too_many and too_large <= 0:
+                break
+            surplus.append((row_id,))
+            too_large -= size
+        connection.executemany("DELETE FROM attempts WHERE id = ?", surplus)
 
 
 def _slim(directive: Directive) -> bytes:

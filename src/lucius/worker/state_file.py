@@ -32,15 +32,14 @@ CHECKED_UP_TO_BYTES = 32 * 1024 * 1024
 CHECKPOINT_PAGES = 4_000
 PRIVATE = 0o600
 
-# owner: whose journal the row is in, until it is dropped. holder: who has claimed the attempt, until when (on the
-# machine's monotonic clock; a reboot ends every holder). What is short comes first: a scan then reads little.
+# owner: whose journal the row is in, until it is dropped. holder: who has claimed the attempt, for as long as it lives.
+# What is short comes first: a scan then reads little.
 SCHEMA = """
     CREATE TABLE attempts (
         id INTEGER PRIMARY KEY,
         key BLOB NOT NULL UNIQUE,
         owner TEXT,
         holder TEXT,
-        until REAL,
         finished REAL,
         directive BLOB,
         result BLOB
