@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from msgspec.structs import replace
 from rich.text import Text
 
 from lucius.cli.children import die_with_parent, keep_running
@@ -217,20 +216,20 @@ def service(
 ) -> None:
     """Run platform services: they pull directives, do the work, and answer with ACK and RESULT."""
     from lucius.cli.services import run_named  # noqa: PLC0415
-    from lucius.worker.settings import settings_from  # noqa: PLC0415
 
     die_with_parent()
     to = guarded(lambda: connection(ctx, url, api_key))
     settings = guarded(load_settings)
     configure_logging(settings.log_level, settings.log_format)
-    worker = replace(
-        guarded(settings_from),
-        orchestrator_url=to.url,
-        api_key=to.api_key,
-        concurrency=concurrency,
-        data_dir=data_dir,
-        health_port=health_port,
-        grace_seconds=grace,
-        delay_seconds=delay,
+    guarded(
+        lambda: run_named(
+            names,
+            orchestrator_url=to.url,
+            api_key=to.api_key,
+            concurrency=concurrency,
+            data_dir=data_dir,
+            health_port=health_port,
+            grace_seconds=grace,
+            delay_seconds=delay,
+        )
     )
-    run(lambda: run_named(names, worker))

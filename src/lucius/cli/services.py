@@ -2,17 +2,27 @@
 
 import importlib
 import os
+import sys
 from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
 
 from lucius.cli.errors import Misused
 from lucius.services import SERVICES, settings_from
 from lucius.worker import Service
-from lucius.worker.host import host
-from lucius.worker.settings import WorkerSettings
+from lucius.worker import settings as worker
+from lucius.worker.run import serve
+from lucius.worker.service import BadService
 
 
-async def run_named(names: Sequence[str], settings: WorkerSettings) -> None:
-    await host([_service(name) for name in dict.fromkeys(names)], settings)
+def run_named(names: Sequence[str], **told: Any) -> None:
+    """Serve until told to stop, as the environment says, but for what was told."""
+    try:
+        settings = replace(worker.settings_from(), **told)
+        serve([_service(name) for name in dict.fromkeys(names)], settings)
+    except (worker.BadSetting, BadService) as error:
+        raise Misused(str(error)) from error
 
 
 def _service(name: str) -> Service:
@@ -26,6 +36,9 @@ def _service(name: str) -> Service:
 
 def _imported(name: str) -> Service:
     module, _, attribute = name.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:  # a project is run from its folder; it stays, for what the module imports later
+        sys.path.insert(0, here)
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

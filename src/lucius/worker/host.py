@@ -16,13 +16,17 @@ from lucius.worker.journal import Journal
 from lucius.worker.lifeline import Lifeline
 from lucius.worker.metrics import Metrics
 from lucius.worker.runtime import Runtime, RuntimeOptions
-from lucius.worker.service import Service
+from lucius.worker.service import BadService, Service
 from lucius.worker.settings import WorkerSettings
 from lucius.worker.transport import Transport
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 FLUSH_SECONDS = 10.0
+NO_FOLDER = (
+    "LUCIUS_DATA_DIR is not set: a finished result that the orchestrator has not heard dies with this process, and "
+    "what it is cut off from waits until its lease runs out"
+)
 
 
 async def host(
@@ -33,6 +37,8 @@ async def host(
 ) -> None:
     """Run until SIGTERM, SIGINT or `stop`; raises what ended a service that could not go on."""
     served = _complete(services)
+    if settings.data_dir is None:
+        log.warning(NO_FOLDER)
     stop = stop or asyncio.Event()
     consume = consumer_for or (lambda name: open_consumer(settings, name))
     async with AsyncExitStack() as stack:
@@ -50,18 +56,20 @@ async def host(
         stack.enter_context(Lifeline(settings.orchestrator_url, lambda: _attempts(runtimes), metrics.stalls.inc))
         if settings.handle_signals:
             _stop_on_signals(stop, runtimes, stack)
-        await _supervise(runtimes, sender, stop)
+        versions = {service.name: service.version for service in served}
+        log.info("services started", services=sorted(versions), versions=versions)
+        await _supervise(runtimes, sender, stop, keeps=settings.data_dir is not None)
 
 
 def _complete(services: Iterable[Service]) -> list[Service]:
-    """Raises ValueError for what could not work."""
+    """Raises BadService for what could not work."""
     served = list(services)
     names = [service.name for service in served]
     for service in served:
         if not service.step_types:
-            raise ValueError(f"service {service.name} has no step: there is no function under @service.step()")
+            raise BadService(f"service {service.name} has no step: there is no function under @service.step()")
         if names.count(service.name) > 1:
-            raise ValueError(f"there are two services {service.name}")
+            raise BadService(f"there are two services {service.name}")
         service.check_processes()
     return served
 
@@ -76,7 +84,7 @@ async def _runtime(
 ) -> Runtime:
     stack.push_async_callback(consumer.close)
     folder = settings.data_dir / "services" / service.name if settings.data_dir else None
-    journal = Journal(folder)
+    journal = Journal(folder, sync=settings.journal_sync)
     stack.callback(journal.close)
     store = open_store(settings, journal)
     stack.push_async_callback(store.close)
@@ -109,11 +117,10 @@ def _stop_on_signals(stop: asyncio.Event, runtimes: dict[str, Runtime], stack: A
             stack.callback(loop.remove_signal_handler, number)
 
 
-async def _supervise(runtimes: dict[str, Runtime], sender: CallbackSender, stop: asyncio.Event) -> None:
+async def _supervise(runtimes: dict[str, Runtime], sender: CallbackSender, stop: asyncio.Event, *, keeps: bool) -> None:
     sending = asyncio.create_task(sender.run(), name="callbacks")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     working = [asyncio.create_task(runtime.run(), name=name) for name, runtime in runtimes.items()]
-    log.info("services started", services=sorted(runtimes))
     try:
         await asyncio.wait([sending, stopping, *working], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -121,7 +128,7 @@ async def _supervise(runtimes: dict[str, Runtime], sender: CallbackSender, stop:
             runtime.stop()
         outcomes = await asyncio.gather(*working, return_exceptions=True)
         if not sending.done():
-            await _flush(sender)
+            await _flush(sender, keeps)
         for task in (stopping, sending):
             task.cancel()
         await asyncio.wait((stopping, sending))
@@ -132,11 +139,10 @@ async def _supervise(runtimes: dict[str, Runtime], sender: CallbackSender, stop:
         raise errors[0]
 
 
-async def _flush(sender: CallbackSender) -> None:
+async def _flush(sender: CallbackSender, keeps: bool) -> None:
     try:
         async with asyncio.timeout(FLUSH_SECONDS):
             await sender.undelivered_below(1)
     except TimeoutError:
-        log.warning(
-            "stopped with undelivered callbacks; results are sent at the next start", waiting=sender.undelivered
-        )
+        fate = "results are sent at the next start" if keeps else "they are lost, as there is no LUCIUS_DATA_DIR"
+        log.warning(f"stopped with undelivered callbacks; {fate}", waiting=sender.undelivered)

@@ -6,14 +6,16 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from lucius.ports.errors import LuciusError
 from lucius.worker.host import host
 from lucius.worker.logs import configure_logging
-from lucius.worker.service import Service
+from lucius.worker.service import BadService, Service
 from lucius.worker.settings import BadSetting, WorkerSettings, settings_from
 
 EXIT_SECONDS = 3.0
+SPARE_THREADS = 16
 
 
 def run_from_env(services: Sequence[Service]) -> None:
@@ -26,8 +28,8 @@ def run_from_env(services: Sequence[Service]) -> None:
         settings = settings_from()
         if not settings.api_key:
             raise BadSetting("LUCIUS_API_KEY is not set: a key of scope serve for this service")
-        _run(services, settings)
-    except BadSetting as error:
+        serve(services, settings)
+    except (BadSetting, BadService) as error:
         sys.stderr.write(f"{error}\n")
         code = 2
     except LuciusError as error:
@@ -39,23 +41,37 @@ def run_from_env(services: Sequence[Service]) -> None:
         raise SystemExit(code)
 
 
-def _run(services: Sequence[Service], settings: WorkerSettings) -> None:
-    """Once there is nothing more to say, a task or thread of a step that never ends does not keep the process."""
-    ended = threading.Event()
+def serve(services: Sequence[Service], settings: WorkerSettings) -> None:
+    """Until told to stop; raises what it could not go on for.
 
-    def exit_anyway(code: int) -> None:
+    Once there is nothing more to say, a task or thread of a step that never ends does not keep the process.
+    """
+    ended = threading.Event()
+    code, why = 1, ""
+
+    def exit_anyway() -> None:
         if not ended.wait(EXIT_SECONDS):
-            sys.stderr.write("something that a step began does not end; exiting without it\n")
+            sys.stderr.write(f"{why}something that a step or a hook began does not end; exiting without it\n")
             sys.stderr.flush()
             os._exit(code)
 
-    code = 1
     try:
         with asyncio.Runner() as runner:
             try:
-                runner.run(host(services, settings))
+                runner.run(_host(services, settings))
                 code = 0
+            except Exception as error:
+                code = 2 if isinstance(error, (BadSetting, BadService)) else 1
+                why = f"{type(error).__name__}: {error}\n"
+                raise
             finally:
-                threading.Thread(target=exit_anyway, args=(code,), name="exit", daemon=True).start()
+                threading.Thread(target=exit_anyway, name="exit", daemon=True).start()
     finally:
         ended.set()
+
+
+async def _host(services: Sequence[Service], settings: WorkerSettings) -> None:
+    # Steps that call `asyncio.to_thread` should not wait for each other: the default is a handful, whatever the room.
+    threads = ThreadPoolExecutor(settings.concurrency + SPARE_THREADS, thread_name_prefix="to_thread")
+    asyncio.get_running_loop().set_default_executor(threads)
+    await host(services, settings)

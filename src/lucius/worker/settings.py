@@ -20,6 +20,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: SQLite in the data folder, or memory without one."""
     data_dir: Path | None = None
     """Where results wait to be delivered and finished attempts are remembered; None: in memory only."""
+    journal_sync: bool = False
+    """Wait for the disk with every commit: what is written down survives a power cut, too."""
     blob_root: Path | None = None
     file_roots: tuple[Path, ...] | None = None
     lanes: tuple[int, ...] | None = None
@@ -66,6 +68,8 @@ def settings_from(environ: Mapping[str, str] | None = None) -> WorkerSettings:
     for field, name in (("data_dir", "LUCIUS_DATA_DIR"), ("blob_root", "LUCIUS_BLOB_ROOT")):
         if environ.get(name):
             found[field] = Path(environ[name])
+    if environ.get("LUCIUS_JOURNAL_SYNC"):
+        found["journal_sync"] = bool(_number("LUCIUS_JOURNAL_SYNC", environ["LUCIUS_JOURNAL_SYNC"], int, 0, 1))
     roots = environ.get("LUCIUS_FILE_ROOTS")
     if roots:
         found["file_roots"] = tuple(Path(root) for root in roots.split(os.pathsep) if root)

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from lucius.adapters.bus_local import PullRefused
 from lucius.worker import Service, StepContext, StepResult
+from lucius.worker import host as hosting
 from lucius.worker.host import host
+from lucius.worker.journal import Journal
 from lucius.worker.settings import WorkerSettings
 from tests.unit.worker.support import API_KEY, FakeOrchestrator, directive, until
 
@@ -146,3 +149,47 @@ async def test_a_host_leaves_no_task_behind(orchestrator: FakeOrchestrator) -> N
     await running
     left = [str(task.get_coro()) for task in asyncio.all_tasks() - before]
     assert [name for name in left if "lucius" in name] == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "fate"), [(True, "results are sent at the next start"), (False, "they are lost, as there is no")]
+)
+async def test_it_says_what_becomes_of_results_with_and_without_a_folder(
+    orchestrator: FakeOrchestrator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: bool, fate: str
+) -> None:
+    monkeypatch.setattr(hosting, "FLUSH_SECONDS", 0.1)
+    stop = asyncio.Event()
+    service = Service("ocr", version="2.0.1")
+
+    @service.step()
+    async def execute(ctx: StepContext) -> StepResult:
+        orchestrator.answer = lambda _: {"status": 503}
+        stop.set()
+        return StepResult()
+
+    orchestrator.offer(directive(orchestrator.url, ack_deadline="2100-01-01T00:00:00Z"))
+    settings = told(orchestrator, data_dir=tmp_path if folder else None, handle_signals=False)
+    with capture_logs() as lines:
+        await host([service], settings, stop)
+    said = [line["event"] for line in lines if line["log_level"] == "warning"]
+    assert any("LUCIUS_DATA_DIR is not set" in event for event in said) is not folder
+    assert [fate in event for event in said if "undelivered" in event] == [True]
+    assert [line["versions"] for line in lines if line["event"] == "services started"] == [{"ocr": "2.0.1"}]
+
+
+async def test_a_journal_waits_for_the_disk_where_it_is_told_to(
+    orchestrator: FakeOrchestrator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[bool] = []
+
+    class Watched(Journal):
+        def __init__(self, folder: Path | None, *, sync: bool) -> None:
+            opened.append(sync)
+            super().__init__(folder, sync=sync)
+
+    monkeypatch.setattr(hosting, "Journal", Watched)
+    stop = asyncio.Event()
+    stop.set()
+    for sync in (True, False):
+        await host([echo("ocr")], told(orchestrator, data_dir=tmp_path, journal_sync=sync, handle_signals=False), stop)
+    assert opened == [True, False]

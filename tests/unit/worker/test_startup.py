@@ -4,12 +4,15 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from lucius.worker import Service, StepContext, StepResult
 from lucius.worker.execution import success
 from lucius.worker.host import host
 from lucius.worker.journal import Journal
+from lucius.worker.runtime import SHUTDOWN_SECONDS
 from lucius.worker.settings import WorkerSettings
+from tests.unit.worker.bench import Bench
 from tests.unit.worker.support import API_KEY, FakeOrchestrator, directive, until
 
 
@@ -80,3 +83,37 @@ async def test_a_service_can_be_stopped_while_it_starts(orchestrator: FakeOrches
     stop.set()
     await asyncio.wait_for(running, 10)
     assert (orchestrator.pulls, log) == ([], [])
+
+
+@pytest.mark.parametrize("how", ["in time", "told again"])
+async def test_a_shutdown_hook_that_does_not_end_is_left_behind(bench: Bench, how: str) -> None:
+    service = service_with(log=[])
+    service.shutdown(asyncio.Event().wait)
+    runtime = bench.start(service)
+    await until(lambda: runtime.ready)
+    runtime.stop()
+    runtime.stop()  # in a hurry; all the same the hook has its time
+    await until(lambda: SHUTDOWN_SECONDS in bench.timing.waits)
+    assert bench.running is not None
+    assert not bench.running.done()
+    with capture_logs() as lines:
+        if how == "told again":
+            runtime.stop()
+        else:
+            bench.timing.advance(SHUTDOWN_SECONDS)
+        await bench.ended()
+    assert any("shutdown hook" in line["event"] for line in lines)
+
+
+async def test_a_shutdown_hook_that_fails_is_heard_of(bench: Bench) -> None:
+    service = service_with(log=[])
+
+    @service.shutdown
+    def close() -> None:
+        raise OSError("can't close")
+
+    runtime = bench.start(service)
+    await until(lambda: runtime.ready)
+    runtime.stop()
+    with pytest.raises(OSError, match="can't close"):
+        await bench.ended()
