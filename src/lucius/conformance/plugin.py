@@ -1,10 +1,12 @@
 """The kit for pytest: `pytest --lucius-service-command "python -m mysvc"` makes each case a test of its own.
 
-Every option can stand in the ini file too (`lucius_service_command = python -m mysvc`). Without a command it does
-nothing. The kit is imported when there is something to play, and this is its only module that knows pytest.
+Every option can stand in the ini file too (`lucius_service_command = python -m mysvc`); `python` is the one that runs
+pytest. Without a command it does nothing. The kit is imported when there is something to play, and this is its only
+module that knows pytest.
 """
 
 import asyncio
+import sys
 import threading
 import warnings
 from concurrent.futures import Future
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 
 STOP_SECONDS = 10.0
+PYTHON = ("python", "python3")
 
 
 class Setting(NamedTuple):
@@ -89,7 +92,15 @@ def _options(config: pytest.Config) -> "Options":
     if "input" in given:
         given["input_file"] = given.pop("input")
     given["strict"] = str(given.get("strict", "")).lower() in ("1", "true", "yes", "on")
-    return options_of(**given)
+    return _with_our_python(options_of(**given))
+
+
+def _with_our_python(options: "Options") -> "Options":
+    """`.venv/bin/pytest` does not put its environment's `python` on PATH; another one would not know the service."""
+    from msgspec.structs import replace  # noqa: PLC0415
+
+    program, *arguments = options.command
+    return replace(options, command=[sys.executable, *arguments]) if program in PYTHON else options
 
 
 class _Kit(pytest.Collector):

@@ -45,6 +45,11 @@ def choose(ids: Sequence[str] | None) -> list[Case]:
     return [case for case in cases.values() if not ids or case.id in ids]
 
 
+def case_seconds(pace: Pace | None) -> float:
+    """How long a case may take in all: longer if its slow steps are."""
+    return CASE_SECONDS + 10 * ((pace.slow_seconds if pace else None) or 0.0)
+
+
 async def run(
     options: Options,
     cases: Sequence[Case],
@@ -153,8 +158,7 @@ class _Troupe:
         )
 
     async def _outcome(self, case: Case, stage: Stage) -> tuple[Outcome, str]:
-        slow = (self.pace.slow_seconds if self.pace else None) or 0.0
-        seconds = CASE_SECONDS + 10 * slow
+        seconds = case_seconds(self.pace)
         try:
             await stage.open()
             async with asyncio.timeout(seconds):

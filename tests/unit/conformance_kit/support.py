@@ -7,6 +7,15 @@ from lucius.conformance.model import CaseReport, Options, Pace
 from lucius.conformance.run import choose, run
 
 RIGHT = [sys.executable, "-m", "lucius.conformance.broken"]
+SLOW_POLLER = [
+    sys.executable,
+    "-c",
+    "import time; from lucius.conformance.broken import Service\n"
+    "class Slow(Service):\n"
+    "    def _room(self): time.sleep(0.3); return min(1, super()._room())\n"
+    "raise SystemExit(Slow('plain', '').run())\n",
+]
+"""Right, and in no hurry: one directive at a time, and a pause before each."""
 PACE = Pace(service="plain", work_seconds=0.1)
 
 

@@ -9,6 +9,7 @@ import msgspec
 from lucius.conformance.cases import all_cases
 from lucius.conformance.faults import FAULTS
 from lucius.conformance.model import DOCS, Outcome, Report
+from lucius.conformance.plugin import SETTINGS
 
 PAGE = (Path(__file__).parents[3] / DOCS).read_text(encoding="utf-8")
 
@@ -27,6 +28,11 @@ def test_the_report_shown_is_one() -> None:
     assert shown
     report = msgspec.json.decode(shown[1], type=Report)
     assert json.loads(shown[1]) == msgspec.to_builtins(report)
+
+
+def test_the_plugins_options_are_named() -> None:
+    section = PAGE.partition("## In your tests")[2].partition("## How to read")[0]
+    assert all(f"`{setting.name.replace('_', '-')}`" in section for setting in SETTINGS)
 
 
 def test_the_faults_named_exist() -> None:

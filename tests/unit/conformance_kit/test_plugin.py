@@ -71,6 +71,13 @@ def test_the_ini_file_says_it_once_for_all(project: Path) -> None:
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
+def test_python_is_the_one_that_runs_pytest(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    command = "python -m lucius.conformance.broken"
+    done = run_pytest(project, "--lucius-service-command", command, "-k", "refused-key")
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
 def test_misuse_is_told_with_the_option_of_the_plugin(project: Path) -> None:
     done = run_pytest(project, "--lucius-service-command", "x", "--lucius-payload", "{")
     assert done.returncode == 4

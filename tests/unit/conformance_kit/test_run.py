@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lucius.conformance.cases import all_cases
+from lucius.conformance.cases import Case, all_cases
 from lucius.conformance.model import SCHEMA, Misuse, Outcome, Pace, has_passed
-from lucius.conformance.run import choose, run
-from tests.unit.conformance_kit.support import PACE, RIGHT, options, played, wrong
+from lucius.conformance.run import case_seconds, choose, run
+from lucius.conformance.stage import Stage
+from tests.unit.conformance_kit.support import PACE, RIGHT, SLOW_POLLER, options, played, wrong
 
 QUICK = ["bad-payload", "result"]
 
@@ -78,6 +79,48 @@ async def test_a_service_that_works_on_one_step_after_the_other_is_not_held_agai
     one = options(RIGHT, env={"LUCIUS_CONCURRENCY": "1"}, side_by_side=8)
     report = await run(one, choose(["duplicate-running", "stale", "backpressure", "refused-callbacks"]), pace=PACE)
     assert report.counts == {"PASS": 4}, report.cases
+
+
+async def test_one_that_pulls_one_directive_a_second_is_not_held_against_it() -> None:
+    slow = await run(options(SLOW_POLLER), choose(["malformed", "duplicate-finished"]), pace=PACE)
+    assert slow.counts == {"PASS": 2}, slow.cases
+
+
+async def test_without_a_bad_payload_failures_are_made_by_cancelling() -> None:
+    given = options(RIGHT, bad_payload=None, side_by_side=3)
+    report = await run(given, choose(["retried", "killed-failed"]), pace=PACE)
+    assert report.counts == {"PASS": 2}, report.cases
+    assert all("CANCELLED" in case.seen for case in report.cases)
+
+
+async def test_a_surprise_fails_its_case_with_a_traceback_and_leaves_the_others_alone() -> None:
+    async def surprising(stage: Stage) -> str:
+        await stage.start()
+        raise KeyError("who would have thought")
+
+    odd = Case(id="odd", title="Odd", play=surprising, seconds=1.0)
+    report = await run(options(RIGHT), [odd, *choose(["bad-payload"])], pace=PACE)
+    assert [case.outcome for case in report.cases] == [Outcome.FAIL, Outcome.PASS]
+    assert report.cases[0].seen == "expected no surprise; the kit itself met KeyError: 'who would have thought'"
+    assert "the kit's own traceback:" in report.cases[0].log_tail
+    assert any("in surprising" in line for line in report.cases[0].log_tail)
+
+
+async def test_a_surprise_in_an_answer_to_the_service_fails_the_case() -> None:
+    async def surprising(stage: Stage) -> str:
+        await stage.start()
+        attempt = stage.make()
+        attempt.answers = lambda _: 1 // 0  # type: ignore[assignment,return-value]
+        await stage.ended(stage.send(attempt))
+        return ""
+
+    report = await run(options(RIGHT), [Case(id="odd", title="Odd", play=surprising, seconds=1.0)], pace=PACE)
+    assert "the kit itself met ZeroDivisionError" in report.cases[0].seen
+
+
+def test_a_case_has_longer_if_slow_steps_are() -> None:
+    paces = [None, Pace(service="plain"), Pace(service="plain", slow_seconds=60.0)]
+    assert [case_seconds(pace) for pace in paces] == [120.0, 120.0, 720.0]
 
 
 async def test_nothing_of_a_service_outlives_its_case(tmp_path: Path) -> None:

@@ -191,6 +191,55 @@ async def test_a_body_that_is_not_said_to_be_json_is_refused(peer: Peer) -> None
     assert status == 415
 
 
+async def test_two_copies_of_a_directive_are_taken_one_by_one(peer: Peer) -> None:
+    attempt = peer.send(peer.send(peer.attempt()))
+    taken = [len((await peer.pull({"max": 1}))[1]["directives"]) for _ in range(3)]
+    assert taken == [1, 1, 0]
+    assert len(attempt.handed_over) == 2
+
+
+async def test_a_body_may_have_a_mebibyte_and_a_batch_sixteen(peer: Peer) -> None:
+    attempts = [await peer.taken() for _ in range(2)]
+    items = [
+        {"type": "result", "callback_token": one.token, **said(one, status="SUCCEEDED", result="x" * 600_000)}
+        for one in attempts
+    ]
+    status, body = await peer.post("/v1/callbacks:batch", {"callbacks": items}, "")
+    assert (status, [one["status"] for one in body["results"]]) == (200, [200, 200])
+    assert not peer.server.faults
+    status, body = await peer.say("result", attempts[0], status="SUCCEEDED", result="x" * 1_200_000)
+    assert (status, body["code"]) == (413, "BODY_TOO_LARGE")
+    assert "more than 1048576 bytes" in peer.server.faults[0]
+
+
+async def test_a_callback_is_taken_where_its_directive_says_only(peer: Peer) -> None:
+    attempt = await peer.taken()
+    urls = {kind: f"{peer.server.elsewhere_url}/hooks/1/{kind}-of-it?for=2" for kind in ("ack", "result")}
+    attempt.directive["callback_urls"] |= urls
+    async with peer.http.post(
+        urls["ack"], json=said(attempt), headers={"Authorization": f"Bearer {attempt.token}"}
+    ) as response:
+        assert (await response.json())["disposition"] == "APPLIED"
+    assert (await peer.say("heartbeat", attempt))[0] == 200
+    assert not peer.server.book.faults()
+    status, _ = await peer.say("result", attempt, status="SUCCEEDED")
+    batched = {"type": "result", "callback_token": attempt.token, **said(attempt, status="SUCCEEDED")}
+    _, batch = await peer.post("/v1/callbacks:batch", {"callbacks": [batched]}, "")
+    assert (status, batch["results"][0]["status"]) == (404, 404)
+    assert "and its directive's callback_urls name" in peer.server.book.faults()[0]
+
+
+async def test_a_surprise_in_the_kit_is_not_taken_for_the_services_fault(peer: Peer) -> None:
+    attempt = await peer.taken()
+    attempt.answers = lambda _: 1 // 0  # type: ignore[assignment,return-value]
+    async with peer.http.post(
+        f"{peer.server.url}/v1/callbacks/ack", json=said(attempt), headers={"Authorization": f"Bearer {attempt.token}"}
+    ) as response:
+        assert response.status == 500
+    assert isinstance(peer.server.surprise, ZeroDivisionError)
+    assert not peer.server.faults
+
+
 async def test_a_batch_answers_each_callback_on_its_own_in_order(peer: Peer) -> None:
     good, other = await peer.taken(), await peer.taken()
     items = [
