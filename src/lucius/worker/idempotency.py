@@ -3,9 +3,9 @@
 An attempt is `(jobId, stepId, attempt_no, lease_id)`. Whoever claims one first runs it; a directive delivered twice
 finds it claimed, or finished with its RESULT, which is sent again instead of doing the work again.
 
-A claim belongs to a store object and lasts for the seconds asked for, or, where a store can tell, as long as its process
-lives; its owner renews it while it works. What has been finished is kept for a while, and only so many of them:
-duplicates come soon or never.
+A claim belongs to a store object and lasts for the seconds asked for, or, where a store can tell, as long as its
+process lives; its owner renews it while it works. What has been finished is kept for a while, and only so many of
+them: duplicates come soon or never.
 """
 
 import time

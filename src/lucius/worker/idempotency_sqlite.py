@@ -1,8 +1,8 @@
 """Idempotency shared by the processes of a service on one host, in the journal's file: the default.
 
 A claim lasts as long as the process that made it lives, which is known from its lock: it is free at once when that
-died, and not before, however long its loop may be blocked. What was begun and not finished is nobody's to claim: whoever
-takes over the journal of the dead reports that it was cut off.
+died, and not before, however long its loop may be blocked. What was begun and not finished is nobody's to claim:
+whoever takes over the journal of the dead reports that it was cut off.
 """
 
 import sqlite3

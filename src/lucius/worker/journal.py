@@ -200,7 +200,7 @@ class Journal:
         connection.execute(f"DELETE FROM attempts WHERE {_OLD}", (self.wall() - self.retention, MOST_TO_TIDY))
         (rows,) = connection.execute("SELECT count(*) FROM attempts").fetchone()
         too_many, too_large = rows - self._capacity, self.file.used_bytes() - MOST_BYTES
-        surplus = []
+        surplus: list[tuple[int]] = []
         for row_id, size in connection.execute(_FINISHED, (MOST_TO_TIDY,)).fetchall():
             if len(surplus) >= too_many and too_large <= 0:
                 break

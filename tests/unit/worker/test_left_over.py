@@ -10,10 +10,11 @@ from structlog.testing import capture_logs
 
 from lucius.contract import CallbackUrls, Directive
 from lucius.worker import Service, StepContext, StepResult, results
-from lucius.worker.idempotency import NEW, Key, MemoryIdempotency, Standing, StoreDown, key_of
+from lucius.worker.idempotency import NEW, Key, Standing, StoreDown, key_of
 from lucius.worker.journal import Journal
 from lucius.worker.runtime import CLAIM_SECONDS, Runtime
 from tests.unit.worker.bench import Bench, Scripted
+from tests.unit.worker.stores import Flaky
 from tests.unit.worker.support import directive, until
 
 RESULT = b'{"jobId":"job-1","status":"SUCCEEDED","result":{"n":1}}'
@@ -160,40 +161,6 @@ async def test_an_attempt_cut_off_with_its_loop_is_left_to_the_next_process(benc
 
 
 # While a store is away
-
-
-class Flaky:
-    """A store that is away when told to be, and forgets claims as one does whose time ran out."""
-
-    def __init__(self) -> None:
-        self.inner = MemoryIdempotency()
-        self.away: set[str] = set()
-        self.asked: list[str] = []
-
-    async def claim(self, keys: Sequence[Key], seconds: float) -> list[Standing]:
-        self._check("claim")
-        standings = await self.inner.claim(keys, seconds)
-        return [NEW if "forgets" in self.away else standing for standing in standings]
-
-    async def renew(self, keys: Sequence[Key], seconds: float) -> None:
-        self._check("renew")
-        await self.inner.renew(keys, seconds)
-
-    async def finish(self, key: Key, result: bytes) -> None:
-        self._check("finish")
-        await self.inner.finish(key, result)
-
-    async def release(self, key: Key) -> None:
-        self._check("release")
-        await self.inner.release(key)
-
-    async def close(self) -> None:
-        pass
-
-    def _check(self, what: str) -> None:
-        self.asked.append(what)
-        if what in self.away:
-            raise StoreDown("the store is away")
 
 
 @pytest.mark.parametrize("away", ["claim", "begin"])
