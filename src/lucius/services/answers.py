@@ -1,6 +1,7 @@
 """Answers in the document's own words, each with its sources; none where the document does not say."""
 
 import re
+from collections.abc import Callable
 from typing import Literal
 
 from msgspec import Struct
@@ -70,10 +71,10 @@ class Rated(Struct, frozen=True):
 class Reader:
     """Finds the sentences of a document that answer a prompt."""
 
-    def __init__(self, vectors: Vectors, index: Index) -> None:
+    def __init__(self, vectors: Vectors, index: Index, between: Callable[[], None] = lambda: None) -> None:
         self._index = index
         self._pages = vectors.pages
-        sentences = sentences_by_chunk(vectors.chunks, vectors.pages)
+        sentences = sentences_by_chunk(vectors.chunks, vectors.pages, between)
         self._sentences = {chunk.index: found for chunk, found in zip(vectors.chunks, sentences, strict=True)}
 
     def answer(self, prompt: str, prompts: Prompts) -> Answer:

@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -24,12 +24,14 @@ class Sentence(Struct, frozen=True):
         return f"{self.heading}: {self.text}" if self.heading else self.text
 
 
-def sentences_by_chunk(chunks: Sequence[Chunk], pages: Sequence[PageSpan]) -> list[list[Sentence]]:
-    """Of each chunk; whole ones, although a chunk may begin or end inside of one."""
+def sentences_by_chunk(
+    chunks: Sequence[Chunk], pages: Sequence[PageSpan], between: Callable[[], None] = lambda: None
+) -> list[list[Sentence]]:
+    """Of each chunk; whole ones, although a chunk may begin or end inside of one. `between` may raise."""
     text = _document(chunks, pages)
     if text is None:
-        return [_sentences(chunk.text, sentence_spans(chunk.text), chunk.start) for chunk in chunks]
-    sentences = _sentences(text, sentence_spans(text), 0)
+        return [_sentences(chunk.text, sentence_spans(chunk.text, between), chunk.start) for chunk in chunks]
+    sentences = _sentences(text, sentence_spans(text, between), 0)
     starts = [sentence.place for sentence in sentences]
     ends = [sentence.place + len(sentence.text) for sentence in sentences]
     return [sentences[bisect_right(ends, chunk.start) : bisect_left(starts, chunk.end)] for chunk in chunks]

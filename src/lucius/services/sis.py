@@ -38,7 +38,7 @@ def sis_service(settings: ServiceSettings) -> Service:
         def answer_with_sentences(ctx: StepContext, prompts: Prompts) -> StepResult:
             check(prompts)
             vectors, index = work.index(ctx)
-            reader = Reader(vectors, index)
+            reader = Reader(vectors, index, ctx.raise_if_stopping)
             answers: list[Answer] = []
             for number, prompt in enumerate(prompts.prompt_set):
                 ctx.raise_if_stopping()

@@ -62,9 +62,14 @@ def embed_document(
     check_sizes(chunking.chunk_size, chunking.overlap, chunking.min_chunk_size)
     if chunking.chunk_size > model.longest_text:
         raise NonRetryable("INVALID_PAYLOAD", f"chunk_size is at most {model.longest_text} with {model.name}")
-    _refuse_too_many(least_chunks(len(document.text), chunking.chunk_by, chunking.chunk_size, chunking.overlap), model)
+    _refuse_too_many(least_chunks(document.text, chunking.chunk_by, chunking.chunk_size, chunking.overlap), model)
     spans = chunk_spans(
-        document.text, chunking.chunk_by, chunking.chunk_size, chunking.overlap, chunking.min_chunk_size
+        document.text,
+        chunking.chunk_by,
+        chunking.chunk_size,
+        chunking.overlap,
+        chunking.min_chunk_size,
+        lambda: between(0.0),
     )
     _refuse_too_many(len(spans), model)
     texts = [document.text[start:end] for start, end in spans]

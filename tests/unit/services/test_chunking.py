@@ -1,8 +1,17 @@
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lucius.services.chunking import ChunkBy, chunk_spans, least_chunks, paragraph_spans, sentence_spans
+from lucius.services.chunking import (
+    LONGEST_SENTENCE,
+    ChunkBy,
+    chunk_spans,
+    least_chunks,
+    paragraph_spans,
+    sentence_spans,
+)
 
 TEXTS = st.text(alphabet=st.sampled_from("aB1 .!\n\f,。"), max_size=300)
 
@@ -48,7 +57,7 @@ def test_chunks_by_size_overlap() -> None:
 @pytest.mark.parametrize("length", [0, 1, 99, 100, 101, 180, 181, 1000])
 def test_the_number_of_chunks_by_size_is_known_beforehand(length: int) -> None:
     spans = chunk_spans("x" * length, "size", 100, 20, 0)
-    assert len(spans) == least_chunks(length, "size", 100, 20)
+    assert len(spans) == least_chunks("x" * length, "size", 100, 20)
     assert spans[-1][1] == length
 
 
@@ -78,7 +87,7 @@ def test_chunks_cover_the_text_in_order_and_never_exceed_their_size(
 ) -> None:
     overlap, least = min(overlap, size - 1), min(least, size)
     spans = chunk_spans(text, by, size, overlap, least)
-    assert spans
+    assert len(spans) >= least_chunks(text, by, size, overlap) if least == 0 else spans
     assert all(
         0 <= start <= end <= len(text) and end - start <= max(size, len(text) if not text.strip() else 0)
         for start, end in spans
@@ -87,3 +96,46 @@ def test_chunks_cover_the_text_in_order_and_never_exceed_their_size(
     if text.strip():
         covered = {place for start, end in spans for place in range(start, end)}
         assert {place for place, character in enumerate(text) if not character.isspace()} <= covered
+
+
+HOSTILE = {
+    "a log": "The supplier shall deliver goods within thirty days. It must report defects in writing 12.\n",
+    "rows": "12;34;56;a\n",
+    "marks": "A. ",
+    "dots": ".",
+    "dots and spaces": ". ",
+    "quotes": ".\"'",
+    "spaces": "a.   \t  ",
+    "many blank lines": "a\n\n\n",
+    "page breaks": "\n\f",
+    "one word": "x",
+}
+
+
+@pytest.mark.parametrize("by", ["sentences", "paragraphs"])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_cutting_takes_time_in_proportion_to_the_text(kind: str, by: ChunkBy) -> None:
+    text = HOSTILE[kind] * (600_000 // len(HOSTILE[kind]))
+    began = time.process_time()
+    chunk_spans(text, by, 1_000_000, 999_999, 0)
+    assert time.process_time() - began < 5
+
+
+@given(TEXTS, st.integers(0, 2000))
+def test_what_has_no_end_is_cut_between_lines_or_words(text: str, times: int) -> None:
+    spans = sentence_spans(text + "a row;of 12\n" * times)
+    assert all(0 < end - start <= LONGEST_SENTENCE for start, end in spans)
+
+
+def test_rows_that_never_end_are_cut_between_rows() -> None:
+    found = sentences("alpha,beta,gamma,12\n" * 500)
+    assert len(found) > 4
+    assert all(sentence.startswith("alpha") and sentence.endswith("12") for sentence in found)
+    assert [len(part) for part in sentences("x" * 4500)] == [2000, 2000, 500]
+
+
+@pytest.mark.parametrize("by", ["sentences", "paragraphs"])
+def test_it_looks_up_between_sentences(by: ChunkBy) -> None:
+    looks: list[None] = []
+    chunk_spans("One here. " * 5000, by, 100, 0, 0, lambda: looks.append(None))
+    assert len(looks) > 4

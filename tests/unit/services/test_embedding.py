@@ -1,10 +1,12 @@
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lucius.services import chunking
 from lucius.services.documents import Text
 from lucius.services.models import ENCODER, Hashing, Models, encoder_of
 from lucius.services.pages import PageSpan
@@ -157,6 +159,7 @@ async def test_a_model_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
         ({"chunk_size": 2, "chunk_overlap": 1, "model": "hash"}, 30_000),
         ({"chunk_size": 1, "chunk_overlap": 0, "model": "hash-8192"}, 700),
         ({"chunk_by": "paragraphs", "chunk_size": 10, "model": "hash"}, 300_000),
+        ({"chunk_by": "sentences", "chunk_size": 10, "model": "hash"}, 300_000),
     ],
 )
 async def test_too_many_chunks_are_refused(tmp_path: Path, payload: dict[str, object], size: int) -> None:
@@ -177,6 +180,33 @@ async def test_it_stops_between_batches_once_nobody_waits_and_tells_how_far_it_i
     assert line.last_progress is not None
     assert 0.5 < line.last_progress < 0.6
     assert not outcome.folder.exists()
+
+
+@pytest.mark.parametrize("name", ["embedding", "sis"])
+async def test_it_stops_while_it_cuts_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    stopped = LocalLine()
+    marked = chunking._marked
+
+    def marking(text: str, paragraph: chunking.Span) -> Iterator[chunking.Span]:
+        for number, span in enumerate(marked(text, paragraph)):
+            if number == 1500:
+                stopped.stop(StopReason.CANCELLED)
+            assert number < 3000
+            yield span
+
+    monkeypatch.setattr(chunking, "_marked", marking)
+    payload = {"chunk_by": "sentences", "prompt_set": ["Where?"]}  # each heeds its own
+    settings = {"embedding_model": "hash"}
+    outcome = await run_text(name, tmp_path, "One is here. " * 5000, payload, line=stopped, settings=settings)
+    assert outcome.code == "CANCELLED"
+
+
+async def test_too_many_chunks_of_sentences_are_refused_before_they_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunking, "_marked", None)
+    payload = {"chunk_by": "sentences", "chunk_size": 10, "model": "hash"}
+    assert (await run_text("embedding", tmp_path, "One is here. " * 30_000, payload)).code == "INPUT_TOO_LARGE"
 
 
 def test_a_document_without_text_has_one_empty_chunk() -> None:
