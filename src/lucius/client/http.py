@@ -4,6 +4,7 @@ The client and the command line are made of this.
 """
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, TypeVar
@@ -239,6 +240,8 @@ def _said(request: Request, response: aiohttp.ClientResponse) -> str:
 
 def _why_not(error: Exception) -> str:
     inner = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(inner, OSError) and inner.errno and inner.errno > 0:
+        return os.strerror(inner.errno)  # asyncio's own words are about calls and tuples
     return (inner.strerror if isinstance(inner, OSError) else None) or str(inner) or type(inner).__name__
 
 
