@@ -51,13 +51,15 @@ class Source(Struct, frozen=True):
     page: int | None = None
 
 
-class Answer(Struct, frozen=True):
-    """An empty answer means that the document does not say."""
+class Answer(Struct, frozen=True, omit_defaults=True):
+    """An empty answer means that none was found."""
 
     prompt: str
     answer: str
     score: float
     sources: list[Source]
+    truncated: bool = False
+    """A chat model was cut off before it was done."""
 
 
 class Rated(Struct, frozen=True):

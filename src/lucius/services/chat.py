@@ -5,6 +5,7 @@ step's idempotency key and all that was asked: a retry asks only what has no ans
 """
 
 import hashlib
+import re
 from typing import Any
 
 import aiohttp
@@ -30,6 +31,25 @@ INSTRUCTIONS = (
 )
 
 
+_NO_ANSWER = re.compile(r"[\W_]*no[\W_]+answer[\W_]*", re.IGNORECASE)
+"""With whatever a model puts around it."""
+CUT_OFF = {
+    "length": "it has no room for one: its thinking counts as well; raise max_tokens",
+    "content_filter": "its filter took it",
+}
+"""By why a model stopped before it was done."""
+
+
+class Said(Struct, frozen=True):
+    """Empty if the excerpts do not say."""
+
+    answer: str
+    excerpts: int
+    """How many it was shown."""
+    truncated: bool = False
+    """It was cut off before it was done."""
+
+
 class _Kept(Struct, frozen=True):
     answer: str
 
@@ -40,6 +60,15 @@ class _Message(Struct, frozen=True):
 
 class _Choice(Struct, frozen=True):
     message: _Message
+    finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        return (self.message.content or "").strip()
+
+    @property
+    def cut_off(self) -> str | None:
+        return CUT_OFF.get(self.finish_reason or "")
 
 
 class _Reply(Struct, frozen=True):
@@ -55,18 +84,20 @@ class Chat:
         self._ctx = ctx
         self._tokens_field = "max_tokens"
 
-    async def answer(self, prompt: str, chunks: list[Chunk], max_tokens: int) -> str:
-        """Empty if the excerpts do not say. Raises StepFailure."""
-        messages = messages_for(prompt, chunks)
+    async def answer(self, prompt: str, chunks: list[Chunk], max_tokens: int) -> Said:
+        """Raises StepFailure."""
+        messages, shown = messages_for(prompt, chunks)
         asked = msgspec.json.encode([self._ctx.idempotency_key, self._settings.model, messages, max_tokens])
         name = hashlib.sha256(asked).hexdigest()
         known = await self._kept(name)
         if known is not None:
-            return known
-        said = await self._ask(messages, max_tokens, name)
-        answer = "" if said.strip(" .\n").upper() == NO_ANSWER else said.strip()
+            return Said(known, shown)
+        reply = await self._ask(messages, max_tokens, name)
+        answer = "" if _NO_ANSWER.fullmatch(reply.text) else reply.text
+        if reply.cut_off:
+            return Said(answer, shown, truncated=True)  # not kept: the next attempt may be told all of it
         await self._keep(name, answer)
-        return answer
+        return Said(answer, shown)
 
     def _ref(self, name: str) -> str:
         return f"{self._ctx.directive.workspace_ref.rstrip('/')}/{self._ctx.step_id}/answers/{name}.json"
@@ -84,7 +115,7 @@ class Chat:
     async def _keep(self, name: str, answer: str) -> None:
         await self._ctx.workspace.write_output(msgspec.json.encode(_Kept(answer)), ref=self._ref(name))
 
-    async def _ask(self, messages: list[dict[str, str]], max_tokens: int, name: str) -> str:
+    async def _ask(self, messages: list[dict[str, str]], max_tokens: int, name: str) -> _Choice:
         status, headers, body = await self._post(messages, max_tokens, name)
         if status == 400 and b"max_completion_tokens" in body and self._tokens_field == "max_tokens":
             self._tokens_field = "max_completion_tokens"  # newer models know the limit by this name only
@@ -95,9 +126,12 @@ class Chat:
             reply = msgspec.json.decode(body, type=_Reply)
         except msgspec.DecodeError as error:
             raise DependencyFailed("CHAT_BAD_ANSWER", "the chat endpoint's answer is not a chat completion") from error
-        if not reply.choices or reply.choices[0].message.content is None:
+        choice = reply.choices[0] if reply.choices else _Choice(_Message())
+        if choice.cut_off and not choice.text:
+            raise NonRetryable("CHAT_CUT_OFF", f"the chat model gave no answer: {choice.cut_off}")
+        if not choice.text:
             raise DependencyFailed("CHAT_BAD_ANSWER", "the chat endpoint's answer has no text")
-        return reply.choices[0].message.content
+        return choice
 
     async def _post(self, messages: list[dict[str, str]], max_tokens: int, name: str) -> tuple[int, Any, bytes]:
         body = {"model": self._settings.model, "messages": messages, self._tokens_field: max_tokens}
@@ -140,8 +174,8 @@ async def _limited(answer: aiohttp.ClientResponse) -> bytes:
     return bytes(body)
 
 
-def messages_for(prompt: str, chunks: list[Chunk]) -> list[dict[str, str]]:
-    """The best excerpts that fit, numbered as the sources of the answer are."""
+def messages_for(prompt: str, chunks: list[Chunk]) -> tuple[list[dict[str, str]], int]:
+    """With the best excerpts that fit, numbered as the sources of the answer are; and how many those are."""
     excerpts: list[str] = []
     room = MAX_CONTEXT
     for number, chunk in enumerate(chunks, start=1):
@@ -152,7 +186,7 @@ def messages_for(prompt: str, chunks: list[Chunk]) -> list[dict[str, str]]:
         if room <= 0:
             break
     question = "\n\n".join(["Excerpts:", *excerpts, f"Question: {prompt}"])
-    return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": question}]
+    return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": question}], len(excerpts)
 
 
 def refusal(status: int, retry_after: str | None, told: str) -> StepFailure:

@@ -23,7 +23,8 @@ from lucius.worker import NonRetryable, Service, StepContext, StepResult
 MAX_PROMPTS = 1000
 AT_ONCE = 4
 """Questions to a chat endpoint. Those of a batch are all waited for, so that no answer that was paid for is lost."""
-SILENCE = "(no answer in the document)"
+SILENCE = "(no answer found in the document)"
+CUT_OFF = "… (cut off)"
 
 
 def sis_service(settings: ServiceSettings) -> Service:
@@ -83,7 +84,11 @@ class Answering:
         else:
             handed_over = self._documents.hand_over(ctx, "result.json", data)
         answered = sum(1 for found in answers if found.answer)
-        return StepResult({"prompts": len(answers), "answered": answered, "sha256": ref.sha256, **handed_over}, [ref])
+        result: dict[str, object] = {"prompts": len(answers), "answered": answered, "sha256": ref.sha256}
+        truncated = sum(found.truncated for found in answers)
+        if truncated:
+            result["truncated"] = truncated
+        return StepResult({**result, **handed_over}, [ref])
 
     def _vectors(self, ctx: StepContext) -> Vectors:
         """What EMBEDDING left; else made here from text, or read from a client's own vectors.json."""
@@ -103,7 +108,9 @@ class Answering:
 
 
 async def by_chat(ctx: StepContext, settings: ChatSettings, prompts: Prompts, index: Index) -> list[Answer]:
-    answers: list[Answer] = []
+    """Each prompt is asked once, however often it is in the set."""
+    distinct = list(dict.fromkeys(prompts.prompt_set))
+    answers: dict[str, Answer] = {}
     async with aiohttp.ClientSession() as session:
         chat = Chat(settings, session, ctx)
 
@@ -111,14 +118,16 @@ async def by_chat(ctx: StepContext, settings: ChatSettings, prompts: Prompts, in
             query = await asyncio.to_thread(index.query, prompt)
             found = index.nearest(query, prompts.top_k)
             said = await chat.answer(prompt, [chunk for _, chunk in found], prompts.max_tokens)
-            sources = [source_of(chunk, score, chunk.page) for score, chunk in found]
-            return Answer(prompt, said, sources[0].score if sources else 0.0, sources if said else [])
+            sources = [source_of(chunk, score, chunk.page) for score, chunk in found[: said.excerpts]]
+            score = sources[0].score if sources else 0.0
+            return Answer(prompt, said.answer, score, sources if said.answer else [], said.truncated)
 
-        for start in range(0, len(prompts.prompt_set), AT_ONCE):
+        for start in range(0, len(distinct), AT_ONCE):
             ctx.raise_if_stopping()
-            ctx.progress(start / len(prompts.prompt_set))
-            answers += await _all(ask, prompts.prompt_set[start : start + AT_ONCE])
-    return answers
+            ctx.progress(start / len(distinct))
+            for answer in await _all(ask, distinct[start : start + AT_ONCE]):
+                answers[answer.prompt] = answer
+    return [answers[prompt] for prompt in prompts.prompt_set]
 
 
 async def _all(ask: Callable[[str], Awaitable[Answer]], prompts: list[str]) -> list[Answer]:
@@ -143,4 +152,10 @@ def check(prompts: Prompts) -> None:
 
 
 def _plain(answers: list[Answer]) -> bytes:
-    return "\n\n".join(f"{found.prompt}\n{found.answer or SILENCE}" for found in answers).encode()
+    return "\n\n".join(f"{found.prompt}\n{_told(found)}" for found in answers).encode()
+
+
+def _told(found: Answer) -> str:
+    if not found.answer:
+        return SILENCE
+    return f"{found.answer} {CUT_OFF}" if found.truncated else found.answer

@@ -43,9 +43,9 @@ class ChatPeer:
         return said(f"You asked: {question}")
 
 
-def said(text: str | None) -> web.Response:
-    message = {"role": "assistant", "content": text}
-    return web.json_response({"id": "1", "object": "chat.completion", "choices": [{"index": 0, "message": message}]})
+def said(text: str | None, why_it_ended: str = "stop") -> web.Response:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": why_it_ended}
+    return web.json_response({"id": "1", "object": "chat.completion", "choices": [choice]})
 
 
 @asynccontextmanager

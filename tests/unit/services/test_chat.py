@@ -57,8 +57,11 @@ async def test_the_model_is_asked_with_the_parts_that_were_found(peer: ChatPeer,
     assert (document["method"], document["chat_model"], document["ranked_by"]) == ("chat", "test-model", "hash-256")
 
 
-async def test_a_model_that_finds_no_answer_gives_none(peer: ChatPeer, tmp_path: Path) -> None:
-    peer.answers["dog"] = said(" no answer.\n")
+@pytest.mark.parametrize(
+    "told", [" no answer.\n", "**NO ANSWER**", '"No answer!"', "`NO_ANSWER`", "> *No Answer*…", "[NO ANSWER]"]
+)
+async def test_a_model_that_finds_no_answer_gives_none(peer: ChatPeer, tmp_path: Path, told: str) -> None:
+    peer.answers["dog"] = said(told)
     outcome = await ask(peer, tmp_path, "Whose dog is it?")
     assert outcome.result["answered"] == 0
     assert (answers_in(outcome)[0]["answer"], answers_in(outcome)[0]["sources"]) == ("", [])
@@ -91,6 +94,10 @@ def refused(status: int, body: str = "", **headers: str) -> web.Response:
         (refused(200, "<html>"), "DEPENDENCY_FAILED", "CHAT_BAD_ANSWER"),
         (refused(200, '{"choices": []}'), "DEPENDENCY_FAILED", "CHAT_BAD_ANSWER"),
         (said(None), "DEPENDENCY_FAILED", "CHAT_BAD_ANSWER"),
+        (said(" \n"), "DEPENDENCY_FAILED", "CHAT_BAD_ANSWER"),
+        (said("", "length"), "NON_RETRYABLE", "CHAT_CUT_OFF"),
+        (said(None, "length"), "NON_RETRYABLE", "CHAT_CUT_OFF"),
+        (said("", "content_filter"), "NON_RETRYABLE", "CHAT_CUT_OFF"),
     ],
 )
 async def test_what_the_endpoint_refuses_has_a_class_and_never_shows_the_key(
@@ -166,6 +173,53 @@ async def test_a_retry_pays_only_for_what_has_no_answer_yet(peer: ChatPeer, tmp_
     assert len(peer.asked) == 19
 
 
+@pytest.mark.parametrize("answer", [said("", "length"), said("")])
+async def test_an_answer_that_never_came_is_not_kept(peer: ChatPeer, tmp_path: Path, answer: web.Response) -> None:
+    peer.answers["x"] = answer
+    assert not (await ask(peer, tmp_path, "x")).succeeded
+    del peer.answers["x"]
+    assert answers_in(await ask(peer, tmp_path, "x", attempt_no=2))[0]["answer"] == "You asked: x"
+
+
+async def test_an_answer_without_room_says_what_to_raise(peer: ChatPeer, tmp_path: Path) -> None:
+    peer.answers["x"] = said("", "length")
+    assert "max_tokens" in str((await ask(peer, tmp_path, "x")).message)
+
+
+async def test_an_answer_that_was_cut_off_is_marked_and_asked_for_again(peer: ChatPeer, tmp_path: Path) -> None:
+    peer.answers["price"] = said("The price is 1,2", "length")
+    prompts = ("What is the price?", "Where?")
+    outcome = await ask(peer, tmp_path, *prompts, payload={"output_format": "text"}, last_step=True)
+    first, second = answers_in(outcome)
+    assert (first["answer"], first["truncated"]) == ("The price is 1,2", True)
+    assert "truncated" not in second
+    assert (outcome.result["answered"], outcome.result["truncated"]) == (2, 1)
+    assert "The price is 1,2 … (cut off)" in outcome.output.read_text()
+    peer.answers["price"] = said("The price is 1,240 euros.")
+    outcome = await ask(peer, tmp_path, *prompts, attempt_no=2)
+    assert answers_in(outcome)[0]["answer"] == "The price is 1,240 euros."
+    assert "truncated" not in outcome.result
+    assert len(peer.asked) == 3
+
+
+async def test_equal_prompts_are_paid_for_once(peer: ChatPeer, tmp_path: Path) -> None:
+    outcome = await ask(peer, tmp_path, "one", "two", "one", "one", "two")
+    assert sorted(peer.questions) == ["one", "two"]
+    assert [found["prompt"] for found in answers_in(outcome)] == ["one", "two", "one", "one", "two"]
+    assert outcome.result["answered"] == 5
+
+
+async def test_only_what_the_model_was_shown_is_a_source(
+    peer: ChatPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lucius.services.chat.MAX_CONTEXT", 1000)
+    text = "Deliveries arrive at the northern warehouse. " * 100
+    settings = {"chat": peer.settings(), "embedding_model": "hash"}
+    payload = {"prompt_set": ["Where do deliveries arrive?"], "top_k": 50}
+    (answer,) = answers_in(await run_text("sis", tmp_path, text, payload, settings=settings))
+    assert len(answer["sources"]) == 2
+
+
 async def test_a_kept_answer_that_is_damaged_is_asked_for_again(peer: ChatPeer, tmp_path: Path) -> None:
     await ask(peer, tmp_path, "x")
     (kept,) = (tmp_path / "workspace" / "sis" / "answers").iterdir()
@@ -189,7 +243,9 @@ async def test_it_stops_between_questions_once_nobody_waits(peer: ChatPeer, tmp_
 
 def test_no_more_of_the_document_is_sent_than_fits() -> None:
     chunks = [Chunk(number, 0, 20_000, "x" * 20_000, [], page=3) for number in range(3)]
-    content = messages_for("Why?", chunks)[1]["content"]
+    messages, shown = messages_for("Why?", chunks)
+    content = messages[1]["content"]
+    assert shown == 2
     assert "[1] (page 3) xxx" in content
     assert "[2] (page 3) xxx" in content
     assert "[3]" not in content

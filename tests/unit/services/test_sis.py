@@ -112,7 +112,7 @@ async def test_the_client_may_want_plain_text_and_short_answers(tmp_path: Path) 
     assert [len(found["answer"].split()) for found in answers_in(outcome)] == [2, 2, 0]
     said = outcome.output.read_text()
     assert said.startswith("When was the invoice issued?\nThe invoice")
-    assert said.endswith("zzz\n(no answer in the document)")
+    assert said.endswith("zzz\n(no answer found in the document)")
 
 
 @pytest.mark.parametrize(
