@@ -10,12 +10,13 @@ from lucius.worker.callbacks import CallbackSender, Delivered, Delivery, GaveUp,
 from lucius.worker.context import names_of
 from lucius.worker.execution import failure
 from lucius.worker.failure import NonRetryable, StepFailure, Transient
-from lucius.worker.idempotency import IdempotencyStore, Key, StoreDown, key_of
+from lucius.worker.idempotency import CAPACITY, MEMORY_BYTES, IdempotencyStore, Key, StoreDown, key_of
 from lucius.worker.journal import Journal, LeftOver
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-MOST_UNREMEMBERED = 200
+MOST_UNREMEMBERED = CAPACITY
+MOST_UNREMEMBERED_BYTES = MEMORY_BYTES
 MALFORMED = frozenset({400, 413, 422})
 NOT_SAFE = "NOT_SAFE_TO_RETRY"
 
@@ -28,47 +29,88 @@ class Results:
         self._reporting: set[Key] = set()
         self._unremembered: dict[Key, bytes] = {}
         """What the store has not heard, being away."""
+        self._unremembered_bytes = 0
+        self._unwritten: dict[Key, tuple[Directive, bytes]] = {}
+        """What the journal had no room for, until it was heard."""
 
     async def take_up_left_overs(self) -> None:
         """What processes before us finished is sent again; what they were cut off from is reported as failed."""
+        self._write_down_what_waits()
         try:
             left_overs = self._journal.left_over()
         except StoreDown as down:
             log.error("can't look for results left over", reason=str(down))
             return
+        away = False
         for left in left_overs:
-            result = left.result or failure(left.directive, _interrupted(left))
-            log.info("result left over, sending it again", finished=left.result is not None, **names_of(left.directive))
-            if left.result is None:
-                self._write_down(left.directive, result)
-            await self._remember(key_of(left.directive), result)
-            self.report(left.directive, result)
+            away = await self._take_up(left, away)
+
+    async def _take_up(self, left: LeftOver, away: bool) -> bool:
+        """Returns whether the store is away. Then the next need not wait for it, too."""
+        log.info("result left over, sending it again", finished=left.result is not None, **names_of(left.directive))
+        key = key_of(left.directive)
+        result = left.result or failure(left.directive, _interrupted(left))
+        if away:
+            self._miss(key, result)
+        else:  # first: it may know of a result that found no room in the journal
+            result = await self._remember(key, result)
+        if left.result is None:
+            result = self._write_down(left.directive, result)
+        self.report(left.directive, result)
+        return key in self._unremembered
 
     async def conclude(self, directive: Directive, result: bytes) -> None:
-        """In this order: whatever cuts us off, nobody runs the attempt again once somebody has heard of its result."""
-        self._write_down(directive, result)
-        await self._remember(key_of(directive), result)
-        self.report(directive, result)
+        """In this order: whatever cuts us off, nobody runs the attempt again once somebody has heard of its result.
 
-    def _write_down(self, directive: Directive, result: bytes) -> None:
+        Sent is what was stored first, should another have been at it, too: all who are asked say the same.
+        """
         try:
-            self._journal.finish(directive, result)
-        except StoreDown as down:  # a full disk: all that is left is to send it while we live
+            result = self._write_down(directive, result)
+            result = await self._remember(key_of(directive), result)
+        finally:  # nothing may keep it from being sent
+            self.report(directive, result)
+
+    def _write_down(self, directive: Directive, result: bytes) -> bytes:
+        key = key_of(directive)
+        try:
+            stored = self._journal.finish(directive, result)
+        except StoreDown as down:  # a full disk: it is sent all the same, and written while it waits, if that goes
             log.error("result could not be written down", reason=str(down), **names_of(directive))
+            self._unwritten[key] = directive, result
+            return result
+        self._unwritten.pop(key, None)
+        return stored
 
-    async def _remember(self, key: Key, result: bytes) -> None:
+    def _write_down_what_waits(self) -> None:
+        for key, (directive, result) in list(self._unwritten.items()):
+            self._write_down(directive, result)
+            if key in self._unwritten:
+                return
+
+    async def _remember(self, key: Key, result: bytes) -> bytes:
         try:
-            await self._store.finish(key, result)
+            stored = await self._store.finish(key, result)
         except StoreDown as down:
             log.warning("result not in the idempotency store", reason=str(down), jobId=key.jobId, stepId=key.stepId)
-            self._unremembered[key] = result
-            if len(self._unremembered) > MOST_UNREMEMBERED:
-                self._no_longer_missed(next(iter(self._unremembered)))
-        else:
-            self._no_longer_missed(key)
+            self._miss(key, result)
+            return result
+        self._no_longer_missed(key)
+        return stored
+
+    def _miss(self, key: Key, result: bytes) -> None:
+        self._unmiss(key)
+        self._unremembered[key] = result  # as the last: the next round begins with another
+        self._unremembered_bytes += len(result)
+        while len(self._unremembered) > MOST_UNREMEMBERED or self._unremembered_bytes > MOST_UNREMEMBERED_BYTES:
+            self._no_longer_missed(next(iter(self._unremembered)))
+
+    def _unmiss(self, key: Key) -> bool:
+        result = self._unremembered.pop(key, None)
+        self._unremembered_bytes -= len(result or b"")
+        return result is not None
 
     def _no_longer_missed(self, key: Key) -> None:
-        if self._unremembered.pop(key, None) is not None and key not in self._reporting:
+        if self._unmiss(key) and key not in self._reporting:
             self._journal.drop(key)
 
     async def none_for(self, key: Key) -> None:
@@ -80,9 +122,11 @@ class Results:
             log.warning("claim not released, it will run out", reason=str(down), jobId=key.jobId, stepId=key.stepId)
 
     async def catch_up(self) -> None:
-        """Tell the store what it missed while it was away."""
+        """Tell the store what it missed while it was away, or until it is away again."""
         for key, result in list(self._unremembered.items()):
             await self._remember(key, result)
+            if key in self._unremembered:
+                return
 
     def has(self, directive: Directive) -> bool:
         """Whether its result is on its way, or is now since the store has forgotten it."""
@@ -117,6 +161,7 @@ class Results:
 
     def _settled(self, key: Key) -> None:
         self._reporting.discard(key)
+        self._unwritten.pop(key, None)
         if key not in self._unremembered:  # else the journal is the only one who knows
             self._journal.drop(key)
 

@@ -23,7 +23,17 @@ from lucius.worker.context import names_of
 from lucius.worker.execution import Executor, failure
 from lucius.worker.failure import Stopped, StopReason
 from lucius.worker.hooks import call_all
-from lucius.worker.idempotency import Finished, IdempotencyStore, Key, New, Running, Standing, StoreDown, key_of
+from lucius.worker.idempotency import (
+    RETENTION_SECONDS,
+    Finished,
+    IdempotencyStore,
+    Key,
+    New,
+    Running,
+    Standing,
+    StoreDown,
+    key_of,
+)
 from lucius.worker.journal import Journal
 from lucius.worker.metrics import Metrics
 from lucius.worker.results import NOT_SAFE, Results
@@ -217,6 +227,9 @@ class Runtime:
         return new
 
     async def _begin(self, directives: Sequence[Directive]) -> None:
+        once = [key_of(directive) for directive in directives if directive.retry_safety == NOT_SAFE]
+        if once:  # should we die in the middle, nobody may take the end of our claim for leave to begin anew
+            await self._store.renew(once, RETENTION_SECONDS)
         self._journal.begin(directives)
 
     def _turn_away(self, directives: Sequence[Directive]) -> None:
