@@ -96,6 +96,8 @@ class Line:
 
 def serve(pipe: Connection, progress: Any, stop: Any, parent: int) -> None:
     """The main of a step's process."""
+    if hasattr(os, "setsid"):
+        os.setsid()  # a group of its own, so that what the step starts is killed with it
     _end_with(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         # The parent's to handle, though a whole group or cgroup gets them. Not ignored, which programs that the step

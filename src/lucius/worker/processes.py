@@ -8,11 +8,13 @@ The child's side is in `child.py`. What it answers is JSON: whatever a function 
 
 import os
 import pickle
+import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import wait
+from typing import Literal
 
 import msgspec
 
@@ -104,7 +106,7 @@ class _Slot:
 
     @property
     def alive(self) -> bool:
-        return self._process.is_alive()
+        return _state(self.pid) == "running" if hasattr(os, "waitid") else self._process.is_alive()
 
     def ask(self, request: bytes) -> Said:
         """Blocks until the function has ended, or the process has."""
@@ -121,10 +123,15 @@ class _Slot:
         raise self._died()
 
     def kill(self) -> None:
+        """The process, and all that the step has started and left in its group."""
+        if hasattr(os, "waitid") and _state(self.pid) != "buried":  # then the number may be another's
+            with suppress(ProcessLookupError, PermissionError):  # it has no group yet, or nothing in it is ours
+                os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()
 
     def bury(self) -> None:
-        """Leave neither a zombie nor an open pipe."""
+        """Leave neither what it started, nor a zombie, nor an open pipe."""
+        self.kill()
         self._process.join(JOIN_SECONDS)
         self._pipe.close()
 
@@ -164,6 +171,15 @@ def _has_a_name(error: type[BaseException]) -> bool:
     with suppress(pickle.PicklingError, AttributeError):
         return bool(pickle.dumps(error))
     return False
+
+
+def _state(pid: int) -> Literal["running", "dead", "buried"]:
+    """Of a child of ours. Asking does not bury it."""
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return "buried"
+    return "running" if ended is None else "dead"
 
 
 def _progress(slot: _Slot) -> float | None:

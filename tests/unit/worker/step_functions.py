@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -129,6 +130,19 @@ def deaf(ctx: StepContext) -> StepResult:
     return StepResult("done")
 
 
+def start_a_program(ctx: StepContext) -> StepResult:
+    """And wait for it, or leave it behind."""
+    program = subprocess.Popen(["sleep", str(LONG)])
+    mark = Path(ctx.payload["mark"])
+    mark.with_suffix(".new").write_text(str(program.pid))
+    mark.with_suffix(".new").rename(mark)
+    if ctx.payload["then"] == "wait":
+        program.wait()
+    elif ctx.payload["then"] == "die":
+        os._exit(7)
+    return StepResult("done")
+
+
 def leave_a_thread(ctx: StepContext) -> StepResult:
     """A thread of this attempt goes on reporting progress after its end."""
 
@@ -183,6 +197,7 @@ def in_processes() -> Service:
         until_told,
         call_on_stop,
         deaf,
+        start_a_program,
         leave_a_thread,
         write_files,
         say_something,

@@ -301,6 +301,27 @@ async def test_closing_ends_what_is_free_and_what_is_busy(tmp_path: Path) -> Non
     assert children() <= before
 
 
+@pytest.mark.parametrize(
+    ("then", "end"), [("wait", "cancelled"), ("wait", "closed"), ("die", "by itself"), ("return", "closed")]
+)
+async def test_what_a_step_started_ends_with_its_process(tmp_path: Path, then: str, end: str) -> None:
+    steps = Steps()
+    try:
+        running = asyncio.create_task(steps.run("start_a_program", mark=str(tmp_path / "mark"), then=then))
+        program = int(await written(tmp_path / "mark"))
+        if then == "return":
+            assert (await running)["result"] == "done"
+            assert alive(program), "a step may leave something at work, as long as its process is kept"
+        if end == "cancelled":
+            running.cancel()
+        elif end == "closed":
+            steps.executor.close()
+        await asyncio.wait({running})
+        await seen(lambda: not alive(program))
+    finally:
+        steps.executor.close()
+
+
 def test_nothing_starts_before_it_is_needed() -> None:
     before = children()
     Processes(Threads(lambda: None)).close()
