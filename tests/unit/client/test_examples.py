@@ -88,3 +88,12 @@ def test_the_page_shows_the_examples_as_they_are() -> None:
     text = PAGE.read_text()
     for name in ("client_async.py", "client_sync.py"):
         assert f"../../examples/{name}" in text
+
+
+async def test_the_pages_first_program_runs_as_it_stands(server: Server, tmp_path: Path) -> None:
+    program = PAGE.read_text().split("```python\n")[1].split("```")[0]
+    assert "http://127.0.0.1:8080" in program
+    path = tmp_path / "program.py"
+    path.write_text(program.replace("http://127.0.0.1:8080", server.url).replace("…", KEY))
+    async with services(server.api):
+        assert (await run(path)).startswith("SUCCEEDED {")
