@@ -3,10 +3,11 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from math import isfinite
 from typing import Any, Protocol
 
 import structlog
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field, to_builtins
 from msgspec.json import Encoder
 
 from lucius.contract import Directive, StepInput
@@ -30,6 +31,8 @@ def as_json(value: Any) -> bytes:
     """Encoded for a RESULT. Raises NonRetryable: the same step would return the same again."""
     try:
         body = _encode(value)
+        if b"null" in body:
+            _refuse_nan(to_builtins(value, enc_hook=_as_text, str_keys=True))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise NonRetryable("INVALID_OUTPUT", f"the result is not JSON: {error}") from error
     if len(body) > RESULT_BYTES:
@@ -37,10 +40,27 @@ def as_json(value: Any) -> bytes:
     return body
 
 
+def _refuse_nan(value: Any) -> None:
+    """JSON has no such number: it would arrive as null. Raises ValueError."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case float() as number if not isfinite(number):
+                raise ValueError(f"{number} is no number in JSON")
+            case dict() as members:
+                waiting.extend(members.values())
+            case list() | tuple() | set() | frozenset() as items:
+                waiting.extend(items)
+            case _:
+                pass
+
+
 def _as_text(value: Any) -> str:
-    """An Artifact is a text, too, wherever in a result it is."""
+    """An Artifact is a text, too, wherever in a result it is; what a step's process says was looked at there."""
     if isinstance(value, str):
         return str(value)
+    if isinstance(value, Raw):
+        return ""
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 

@@ -4,14 +4,16 @@ An attempt writes under `<workspace_ref>/<stepId>/<attempt_no>/`, so that a fenc
 one. Every path is resolved first and must then lie inside a permitted root, so neither `..` nor a link leads out.
 
 When an attempt succeeds, `manifest.json` beside its artifacts says what they are: name, SHA-256 and size of each. What
-a later step reads from a folder that has one is checked against it.
+a later step reads is checked against it, if it is named there. A file that is not was put there without us, by a
+library that writes files itself, say: it is read as it is.
 """
 
 import asyncio
+import errno
 import hashlib
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self, TypeVar
@@ -27,6 +29,7 @@ T = TypeVar("T")
 
 MAX_BYTES = 64 * 1024 * 1024
 MANIFEST = "manifest.json"
+NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS})
 CALLS_AT_ONCE = 8
 """Of one attempt; each takes a thread."""
 
@@ -230,8 +233,8 @@ def _inside(root: Path, relative: str) -> Path:
     """`root/relative`, refused if it names, or its links lead to, anything outside of root."""
     _refuse_odd_names(relative)
     path = root / relative
-    if relative.startswith("/") or not relative.strip("/") or not _within(path, (root,)):
-        raise NonRetryable("FORBIDDEN_REF", f"{relative!r} leads outside its folder")
+    if relative.startswith("/") or path == root or not _within(path, (root,)):
+        raise NonRetryable("FORBIDDEN_REF", f"{relative!r} is no place inside its folder")
     return path
 
 
@@ -247,15 +250,45 @@ def _within(path: Path, roots: tuple[Path, ...]) -> bool:
 
 def _write_atomically(path: Path, data: bytes) -> None:
     """Readers see the old file or the new one; a success we report survives a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    made = _make_folder(path.parent)
+    temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
-        with os.fdopen(handle, "wb") as file:
+        # As any new file, so that the umask says who may read it; `tempfile` would keep it to ourselves.
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+    for folder in (path.parent, *(new.parent for new in made)):
+        _sync_folder(folder)
+
+
+def _make_folder(folder: Path) -> list[Path]:
+    """Returns those that had to be made."""
+    missing = []
+    for parent in (folder, *folder.parents):
+        if parent.exists():
+            break
+        missing.append(parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _sync_folder(folder: Path) -> None:
+    """Its names are on the disk, too. Not every file system and system can say so."""
+    if os.name != "posix":
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # a folder that one may put things into, but not list
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(handle)

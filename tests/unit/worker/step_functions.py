@@ -81,6 +81,8 @@ def return_odd(ctx: StepContext) -> Any:
             return StepResult("\udcff")
         case "null":
             return StepResult(None)
+        case "nan":
+            return StepResult({"a": float("nan")})
         case _:
             return {"pages": 1}
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -69,6 +70,24 @@ async def test_so_does_one_whose_failure_says_nonsense(tmp_path: Path) -> None:
 
     outcome = await run_step(doing(execute), "X", folder=tmp_path)
     assert (outcome.failure_class, outcome.code) == ("NON_RETRYABLE", "5")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("wrap", [lambda n: n, lambda n: {"a": [1.5, {"b": n}]}, lambda n: ({"a": (n,)},)])
+async def test_a_number_that_json_has_not_is_no_result_rather_than_null(
+    tmp_path: Path, number: float, wrap: Callable[[float], Any]
+) -> None:
+    outcome = await run_step(doing(lambda ctx: StepResult(wrap(number))), "X", folder=tmp_path)
+    assert (outcome.failure_class, outcome.code) == ("NON_RETRYABLE", "INVALID_OUTPUT")
+
+
+async def test_what_is_meant_to_be_null_is(tmp_path: Path) -> None:
+    meant = {"a": None, "b": [None, "null", 1.5], "c": {"null": True}}
+    assert (await run_step(doing(lambda ctx: StepResult(meant)), "X", folder=tmp_path)).result == meant
+    in_process = step_functions.in_processes()
+    assert (await run_step(in_process, "return_odd", {"what": "null"}, folder=tmp_path)).succeeded
+    nan = await run_step(in_process, "return_odd", {"what": "nan"}, folder=tmp_path)
+    assert nan.code == "INVALID_OUTPUT"
 
 
 async def test_a_step_that_cancels_its_own_task_has_a_result_too(bench: Bench) -> None:

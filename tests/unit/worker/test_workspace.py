@@ -1,8 +1,10 @@
+import errno
 import hashlib
 import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,68 @@ async def test_a_write_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
     assert (folder / "output.txt").read_bytes() == b"first"
 
 
-@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", "", "..", "a\\b", "a\0b"])
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+async def test_the_umask_says_who_may_read_what_is_written(tmp_path: Path, umask: int, mode: int) -> None:
+    space, before = workspace(tmp_path), os.umask(umask)
+    try:
+        await space.write("a", b"a")
+        await space.write_output(b"a", ref=f"file://{tmp_path}/out")
+    finally:
+        os.umask(before)
+    written = (tmp_path / "workspace/lucius/acme/job-1/ocr/1/a", tmp_path / "out")
+    assert [path.stat().st_mode & 0o777 for path in written] == [mode, mode]
+
+
+def watched_fsync(monkeypatch: pytest.MonkeyPatch, refused: int | None = None) -> list[str]:
+    """The names of what is put on the disk; folders may be refused."""
+    synced: list[str] = []
+
+    def fsync(handle: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{handle}")
+        if refused and os.path.isdir(name):
+            raise OSError(refused, os.strerror(refused))
+        synced.append(name)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return synced
+
+
+async def test_what_was_written_and_every_new_folder_is_put_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = watched_fsync(monkeypatch)
+    await workspace(tmp_path).write("deep/a", b"a")
+    root = tmp_path / "workspace/lucius/acme/job-1"
+    folders = {tmp_path, *(root.parents[number] for number in range(3)), root, root / "ocr", root / "ocr/1"}
+    assert {name for name in synced if not name.endswith(".tmp")} == {*map(str, folders), f"{root}/ocr/1/deep"}
+    synced.clear()
+    await workspace(tmp_path).write("deep/b", b"b")
+    assert [name for name in synced if not name.endswith(".tmp")] == [f"{root}/ocr/1/deep"]
+
+
+@pytest.mark.parametrize(("refused", "fails"), [(errno.EINVAL, False), (errno.EIO, True)])
+async def test_a_file_system_that_can_not_do_that_for_folders_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int, fails: bool
+) -> None:
+    watched_fsync(monkeypatch, refused)
+    with pytest.raises(StepFailure, match="STORAGE_ERROR") if fails else nullcontext():
+        await workspace(tmp_path).write("a", b"a")
+
+
+async def test_a_file_that_the_manifest_does_not_name_is_read_as_it_is(tmp_path: Path) -> None:
+    """A library wrote it, say. What is named is checked."""
+    files = Files(directive(workspace_ref=f"file://{tmp_path}"), Places())
+    named = files.write("named", b"a")
+    files.write_manifest()
+    folder = tmp_path / "ocr/1"
+    (folder / "other").write_bytes(b"b")
+    assert files.read(f"file://{folder}/other") == b"b"
+    (folder / "named").write_bytes(b"c")
+    with pytest.raises(NonRetryable, match="CHECKSUM_MISMATCH"):
+        files.read(named)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", "", "..", "a\\b", "a\0b", ".", "./", "./."])
 async def test_no_artifact_name_leads_out_of_the_attempts_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(StepFailure, match="FORBIDDEN_REF"):
         await workspace(tmp_path).write(name, b"x")
