@@ -96,4 +96,4 @@ async def test_the_pages_first_program_runs_as_it_stands(server: Server, tmp_pat
     path = tmp_path / "program.py"
     path.write_text(program.replace("http://127.0.0.1:8080", server.url).replace("…", KEY))
     async with services(server.api):
-        assert (await run(path)).startswith("SUCCEEDED {")
+        assert (await run(path)).startswith("SUCCEEDED ")
