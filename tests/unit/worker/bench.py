@@ -120,3 +120,9 @@ def fails(error: BaseException) -> Callable[[StepContext], StepResult]:
         raise error
 
     return act
+
+
+async def some_turns() -> None:
+    """Enough for something to happen, if it did."""
+    for _ in range(200):
+        await asyncio.sleep(0)

@@ -4,10 +4,9 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from lucius.worker.timing import Timing
 from lucius.worker.workspace import Places
 from tests.unit.worker import step_functions
 from tests.unit.worker.bench import Bench
-from tests.unit.worker.support import API_KEY, FakeOrchestrator, directive, until
+from tests.unit.worker.processes import alive, seen, written
+from tests.unit.worker.support import directive, until
 
 REPO = Path(__file__).parents[3]
 LOST = {"status": 409, "disposition": "STALE"}
@@ -71,26 +71,6 @@ def command_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except FileNotFoundError:
         return "resource_tracker"  # gone meanwhile
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-async def seen(condition: Callable[[], Any]) -> Any:
-    """What it answers, once that is something. Leaves the processor to those that are waited for."""
-    async with asyncio.timeout(30):
-        while not (found := condition()):  # noqa: ASYNC110 - of another process, which sets no event of ours
-            await asyncio.sleep(0.005)
-    return found
-
-
-async def written(path: Path) -> str:
-    """What a step writes to say that it has got so far."""
-    return str(await seen(lambda: path.exists() and path.read_text()))
 
 
 async def test_a_process_is_kept_for_the_next_attempt(steps: Steps) -> None:
@@ -368,76 +348,3 @@ async def test_stopping_kills_what_does_not_end_and_says_so(bench: Bench, tmp_pa
     await bench.ended()
     assert (await bench.result())["error"]["code"] == "SERVICE_STOPPING"
     await seen(lambda: not alive(pid))
-
-
-# As a whole process
-
-SERVICE = """
-from tests.unit.worker import step_functions
-service = step_functions.in_processes()
-{guard}service.run()
-"""
-
-
-def service_process(folder: Path, orchestrator: FakeOrchestrator, *, guarded: bool) -> "subprocess.Popen[bytes]":
-    main = folder / "main.py"
-    main.write_text(SERVICE.format(guard="if __name__ == '__main__': " if guarded else ""))
-    environ = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(REPO), os.environ.get("PYTHONPATH", ""))),
-        "LUCIUS_ORCHESTRATOR_URL": orchestrator.url,
-        "LUCIUS_API_KEY": API_KEY,
-        "LUCIUS_GRACE": "5",
-    }
-    return subprocess.Popen([sys.executable, str(main)], env=environ, stderr=(folder / "log").open("wb"))
-
-
-@pytest.mark.parametrize("step_type", ["deaf", "hold_the_interpreter"])
-async def test_no_process_outlives_a_service_that_was_killed(
-    orchestrator: FakeOrchestrator, tmp_path: Path, step_type: str
-) -> None:
-    payload = {"mark": str(tmp_path / "mark"), "seconds": 60}
-    orchestrator.offer(
-        directive(orchestrator.url, step_type=step_type, payload=payload, ack_deadline="2100-01-01T00:00:00Z")
-    )
-    service = service_process(tmp_path, orchestrator, guarded=True)
-    try:
-        pid = int(await written(tmp_path / "mark"))
-        assert alive(pid)
-    finally:
-        service.kill()
-        await asyncio.to_thread(service.wait)
-    await seen(lambda: not alive(pid))
-
-
-async def test_ctrl_c_lets_a_step_in_a_process_finish(orchestrator: FakeOrchestrator, tmp_path: Path) -> None:
-    payload = {"mark": str(tmp_path / "mark"), "seconds": 0.5}
-    orchestrator.offer(
-        directive(orchestrator.url, step_type="deaf", payload=payload, ack_deadline="2100-01-01T00:00:00Z")
-    )
-    service = service_process(tmp_path, orchestrator, guarded=True)
-    pid = int(await written(tmp_path / "mark"))
-    for process in (pid, service.pid):  # as the terminal does to all of them
-        os.kill(process, signal.SIGINT)
-    assert await asyncio.to_thread(service.wait, 20) == 0
-    (result,) = orchestrator.of_type("result")
-    assert result["result"] == "done"
-    assert not alive(pid)
-
-
-async def test_a_main_that_runs_when_imported_is_told_so_instead_of_multiplying(
-    orchestrator: FakeOrchestrator, tmp_path: Path
-) -> None:
-    orchestrator.offer(
-        directive(orchestrator.url, step_type="DOUBLE", payload={"number": 1}, ack_deadline="2100-01-01T00:00:00Z")
-    )
-    service = service_process(tmp_path, orchestrator, guarded=False)
-    try:
-        await asyncio.wait_for(orchestrator.got_result.wait(), 20)
-    finally:
-        service.terminate()
-        await asyncio.to_thread(service.wait, 20)
-    (result,) = orchestrator.of_type("result")
-    assert result["error"]["code"] == "PROCESS_NOT_STARTED"
-    assert "__main__" in result["error"]["message"]
-    assert "call run() under" in (tmp_path / "log").read_text()

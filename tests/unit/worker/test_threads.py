@@ -13,7 +13,7 @@ from lucius.worker.health import Health
 from lucius.worker.metrics import Metrics
 from lucius.worker.runtime import Runtime
 from lucius.worker.threads import Threads
-from tests.unit.worker.bench import Bench
+from tests.unit.worker.bench import Bench, some_turns
 from tests.unit.worker.support import until
 
 LOST = {"status": 409, "disposition": "STALE"}
@@ -95,12 +95,6 @@ async def test_whatever_a_thread_raises_is_the_attempts_failure(bench: Bench, er
     assert said in result["error"]["message"]
     await until(lambda: not runtime.attempts)
     assert runtime.stray == 0
-
-
-async def some_turns() -> None:
-    """Enough to pull and begin one more, if it did."""
-    for _ in range(200):
-        await asyncio.sleep(0)
 
 
 async def lose_leases(bench: Bench, runtime: Runtime, *jobs: str) -> None:
