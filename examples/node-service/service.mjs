@@ -32,6 +32,7 @@ const FENCED = new StepFailure("FENCED", "this attempt no longer counts");
 const CANCELLED = new StepFailure("CANCELLED", "the job is being cancelled", "TRANSIENT");
 const STOPPING = new StepFailure("SERVICE_STOPPING", "the service stopped before it was done", "TRANSIENT");
 const RESTARTED = new StepFailure("SERVICE_RESTARTED", "the service was ended while at work", "TRANSIENT");
+const UNGUARDED = never("GUARD_MISSING", "the step may have been done before, and this service can't tell");
 const INTERRUPTED = never("INTERRUPTED", "the service was ended while at work, and the step may not be repeated");
 
 const journal = new Journal(join(DATA_DIR, "attempts"));
@@ -113,6 +114,7 @@ async function outcomeOf(task) {
   const { signal } = task.stop;
   const progress = (done) => (task.progress = done);
   try {
+    if (task.directive.guard) return failed(UNGUARDED); // a service with effects would look for them here
     if (!(await pause(DELAY_MS, signal))) return failed(signal.reason);
     const workspace = new Workspace(task.directive, PLACES);
     return { status: "SUCCEEDED", ...(await execute(task.directive, workspace, { signal, progress })) };

@@ -150,6 +150,13 @@ test("a directive that comes again is worked on once, and its RESULT sent again"
   assert.equal((await orchestrator.heard("ack")).length, 1);
 });
 
+test("a step that may have been done before is refused, for we can't tell", async () => {
+  start();
+  orchestrator.give(directive("a", { attempt_no: 2, guard: { previous_attempts: 1 } }));
+  const [result] = await orchestrator.heard("result");
+  assert.deepEqual([result.failure_class, result.error.code], ["NON_RETRYABLE", "GUARD_MISSING"]);
+});
+
 test("a finished RESULT survives an orchestrator that is away and a kill", async () => {
   orchestrator.answer = (kind) => (kind === "result" ? { status: 503 } : { disposition: "APPLIED" });
   const first = start();

@@ -229,7 +229,7 @@ class Service:
         self._deliver(key, entry)
 
     def _deliver(self, key: str, entry: Json) -> None:
-        within = 10.0 if self.wrong("gives-up-soon") else GIVE_UP_SECONDS
+        within = 5.0 if self.wrong("gives-up-soon") else GIVE_UP_SECONDS
         reply = self.send("result", entry["directive"], entry["result"], within)
         if self.wrong("ack-after-result"):
             self.send("ack", entry["directive"], {})

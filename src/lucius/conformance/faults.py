@@ -57,7 +57,7 @@ FAULTS: dict[str, Fault] = {
     "dies-on-pull-error": Fault("pull-errors", "dies when the orchestrator is not well"),
     "trusts-silence": Fault("answer-lost", "takes a lost answer for a good one"),
     "loses-result": Fault("orchestrator-restart", "throws a RESULT away that nobody listens to"),
-    "gives-up-soon": Fault("orchestrator-away", "throws a RESULT away after ten seconds"),
+    "gives-up-soon": Fault("orchestrator-away", "throws a RESULT away after five seconds"),
     "two-results": Fault("killed-mid-step", "after a kill reports a failure, and a success later"),
     "stuck-claim": Fault("killed-mid-step", "after a kill takes its own claim for someone else's"),
     "no-spool": Fault("killed-finished", "keeps a RESULT in memory until it is delivered"),

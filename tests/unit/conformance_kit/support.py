@@ -12,7 +12,7 @@ SLOW_POLLER = [
     "-c",
     "import time; from lucius.conformance.broken import Service\n"
     "class Slow(Service):\n"
-    "    def _room(self): time.sleep(0.3); return min(1, super()._room())\n"
+    "    def _room(self): time.sleep(0.2); return min(1, super()._room())\n"
     "raise SystemExit(Slow('plain', '').run())\n",
 ]
 """Right, and in no hurry: one directive at a time, and a pause before each."""
@@ -25,7 +25,7 @@ def wrong(fault: str) -> list[str]:
 
 def options(command: list[str], **more: Any) -> Options:
     """Less patient than for an author: what does not come in a few seconds does not come."""
-    given = {"patience": 4.0, "ack_seconds": 2.0, "away_seconds": 12.0, "bad_payload": {"seconds": "many"}, **more}
+    given = {"patience": 4.0, "ack_seconds": 2.0, "away_seconds": 7.0, "bad_payload": {"seconds": "many"}, **more}
     return Options(command=command, **given)
 
 

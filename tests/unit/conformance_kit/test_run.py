@@ -81,8 +81,8 @@ async def test_a_service_that_works_on_one_step_after_the_other_is_not_held_agai
     assert report.counts == {"PASS": 4}, report.cases
 
 
-async def test_one_that_pulls_one_directive_a_second_is_not_held_against_it() -> None:
-    slow = await run(options(SLOW_POLLER), choose(["malformed", "duplicate-finished"]), pace=PACE)
+async def test_one_that_pulls_slowly_one_directive_at_a_time_is_not_held_against_it() -> None:
+    slow = await run(options(SLOW_POLLER, patience=2.0), choose(["malformed", "duplicate-finished"]), pace=PACE)
     assert slow.counts == {"PASS": 2}, slow.cases
 
 

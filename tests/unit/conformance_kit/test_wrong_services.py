@@ -12,7 +12,7 @@ from lucius.conformance.faults import FAULTS
 from lucius.conformance.model import CaseReport
 from tests.unit.conformance_kit.support import RIGHT, played, wrong
 
-SIDE_BY_SIDE = 8
+SIDE_BY_SIDE = 12
 
 
 def by_module() -> dict[str, list[Case]]:
