@@ -1,12 +1,14 @@
 """What the three services share: finding the text to work on, and handing the client its result."""
 
 import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
 
-from lucius.services.pages import PageSpan, spans_of
-from lucius.services.reading import text_layer
+from lucius.services.pages import MAX_CHARS, PageSpan, entries_in, joined, spans_in, spans_of, unread
+from lucius.services.reading import open_document, read_pages
 from lucius.services.settings import ServiceSettings
 from lucius.services.text import NotText, plain_text
 from lucius.worker import NonRetryable, StepContext, StepFailure
@@ -18,7 +20,9 @@ class Text(Struct, frozen=True):
     """A document's text, and its pages if they are known."""
 
     text: str
-    pages: list[PageSpan]
+    pages: Sequence[PageSpan]
+    unread_pages: int = 0
+    """Pages that hold something which nobody has read."""
 
 
 class Documents:
@@ -41,11 +45,16 @@ class Documents:
         """The text an earlier step left, else the text of the client's document."""
         ref = artifact(ctx, "ocr", ".txt")
         if ref is None:
-            return text_in(self.read_input(ctx))
-        pages_ref = f"{ref.rpartition('/')[0]}/pages.json"
-        left = any(pages_ref in found.artifact_refs for found in ctx.inputs.values())
+            return text_in(self.read_input(ctx), ctx.raise_if_stopping)
         text = plain_text(ctx.files.read(ref))
-        return Text(text, spans_of(text, ctx.files.read(pages_ref) if left else None))
+        if len(text) > MAX_CHARS:
+            raise NonRetryable("INPUT_TOO_LARGE", f"more than {MAX_CHARS} characters")
+        pages_ref = f"{ref.rpartition('/')[0]}/pages.json"
+        if any(pages_ref in found.artifact_refs for found in ctx.inputs.values()):
+            entries = entries_in(ctx.files.read(pages_ref), text)
+            if entries:
+                return Text(text, spans_in(entries), unread(entries))
+        return Text(text, spans_of(text))
 
     def hand_over(self, ctx: StepContext, name: str, data: bytes) -> dict[str, str]:
         """On the job's last step, write what the client wants to where it wants it."""
@@ -69,13 +78,15 @@ def artifact(ctx: StepContext, step_id: str, suffix: str) -> str | None:
     return None
 
 
-def text_in(data: bytes) -> Text:
-    """The text of a client's document, as far as it is there as text."""
+def text_in(data: bytes, between: Callable[[], None]) -> Text:
+    """The text of a client's document, as far as it is there as text. `between` is called for each page."""
     try:
-        text = text_layer(data)
+        with closing(open_document(data, None)) as sheets:
+            pages = read_pages(sheets, lambda done: between())
     except NotText as error:
         raise NonRetryable(error.code, str(error)) from error
-    return Text(text, spans_of(text))
+    text, places = joined(pages)
+    return Text(text, spans_in(places.pages) if len(pages) > 1 else [], unread(pages))
 
 
 _SUBJECTS = ("The supplier", "The customer", "The auditor", "The committee", "The carrier", "The insurer")

@@ -31,12 +31,14 @@ def embedding_service(settings: ServiceSettings) -> Service:
         ctx.progress(EMBEDDED)
         data = msgspec.json.encode(vectors)
         ref = ctx.files.write("vectors.json", data)
-        result = {
+        result: dict[str, object] = {
             "chunks": len(vectors.chunks),
             "dimensions": vectors.dimensions,
             "model": vectors.model,
             "sha256": ref.sha256,
         }
+        if vectors.unread_pages:
+            result["unread_pages"] = vectors.unread_pages
         return StepResult({**result, **documents.hand_over(ctx, "vectors.json", data)}, [ref])
 
     return service

@@ -1,5 +1,6 @@
 """Pages of a document, read one by one, and what is left of them: `output.txt` and `pages.json`."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -41,20 +42,18 @@ class Sheets(Protocol):
 
 
 class TextSheets:
-    """Pages whose text is known."""
+    """Pages whose text is known; None for those that can't be read."""
 
-    def __init__(self, pages: Sequence[str], unread: int = 0) -> None:
+    def __init__(self, pages: Sequence[str | None]) -> None:
         self._pages = pages
-        self._unread = unread
 
     @property
     def count(self) -> int:
-        return len(self._pages) + self._unread
+        return len(self._pages)
 
     def read(self, number: int) -> Page:
-        if number > len(self._pages):
-            return Page(number, "", "none")
-        return Page(number, self._pages[number - 1], "text")
+        text = self._pages[number - 1]
+        return Page(number, "", "none") if text is None else Page(number, text, "text")
 
     def close(self) -> None:
         pass
@@ -96,16 +95,26 @@ def joined(pages: Sequence[Page]) -> tuple[str, PagesFile]:
     return PAGE_BREAK.join(page.text for page in pages), PagesFile(entries)
 
 
-def spans_of(text: str, pages_json: bytes | None = None) -> list[PageSpan]:
-    """From what OCR left beside the text; else from its page breaks. Empty for a text without pages."""
-    if pages_json is not None:
-        try:
-            found = msgspec.json.decode(pages_json, type=PagesFile).pages
-        except msgspec.DecodeError:
-            found = []
-        if found and found[-1].end == len(text):
-            return [PageSpan(page.number, page.start, page.end) for page in found]
-    if PAGE_BREAK not in text:
+def unread(pages: Sequence[Page | PageEntry]) -> int:
+    return sum(page.method == "none" for page in pages)
+
+
+def entries_in(pages_json: bytes, text: str) -> list[PageEntry]:
+    """What OCR left beside the text; empty if it is not of this text."""
+    try:
+        found = msgspec.json.decode(pages_json, type=PagesFile).pages
+    except msgspec.DecodeError:
+        return []
+    return found if found and found[-1].end == len(text) else []
+
+
+def spans_in(entries: Sequence[PageEntry]) -> list[PageSpan]:
+    return [PageSpan(page.number, page.start, page.end) for page in entries]
+
+
+def spans_of(text: str) -> list[PageSpan]:
+    """From its page breaks. Empty for a text without pages, or with more than anyone has use for."""
+    if not 0 < text.count(PAGE_BREAK) < MAX_PAGES:
         return []
     spans: list[PageSpan] = []
     place = 0
@@ -117,9 +126,5 @@ def spans_of(text: str, pages_json: bytes | None = None) -> list[PageSpan]:
 
 def page_at(spans: Sequence[PageSpan], place: int) -> int | None:
     """The number of the page that has this character, or ends before it."""
-    found: int | None = None
-    for span in spans:
-        if span.start > place:
-            break
-        found = span.number
-    return found
+    after = bisect_right(spans, place, key=lambda span: span.start)
+    return spans[after - 1].number if after else None

@@ -6,7 +6,9 @@ their own encoding need tables that we do not read: what comes out of them is no
 
 import re
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator
+from operator import itemgetter
 
 from lucius.services.text import NotText
 
@@ -17,6 +19,11 @@ MAX_STREAMS = 128 * 1024 * 1024
 
 _STREAM = re.compile(rb"<<(?P<dict>(?:[^<>]++|<<[^<>]*+>>|<[^<>]*+>)*+)>>\s*stream\r?\n", re.DOTALL)
 _PAGE = re.compile(rb"/Type\s*/Page\b")
+_OBJECT = re.compile(rb"\b(\d{1,9})\s{1,9}\d{1,5}\s{1,9}obj\b")
+_REFERENCE = re.compile(rb"(\d{1,9})\s+\d{1,5}\s+R")
+_REFERENCES = rb"\s{0,9}\[?([\d\sR]*+)"
+_CONTENTS = re.compile(rb"/Contents" + _REFERENCES)
+_KIDS = re.compile(rb"/Kids" + _REFERENCES)
 _ENCRYPTED = re.compile(rb"/Encrypt\s+\d+\s+\d+\s+R")
 _TOKEN = re.compile(
     rb"\((?P<literal>(?:[^()\\]++|\\.|\((?:[^()\\]++|\\.|\([^()]*+\))*+\))*+)\)"
@@ -32,43 +39,80 @@ _SHOW = frozenset({b"Tj", b"TJ", b"'", b'"'})
 _NEW_LINE = frozenset({b"Td", b"TD", b"T*", b"Tm", b"ET", b"'", b'"'})
 
 
-def pdf_pages(data: bytes) -> list[str]:
-    """The text of each content stream that shows any, in file order."""
+def pdf_pages(data: bytes) -> list[str | None]:
+    """The text of each page, None for those that show none; in file order where the pages can't be told."""
     if _ENCRYPTED.search(data):
         raise NotText("an encrypted PDF", code="ENCRYPTED_INPUT")
-    pages: list[str] = []
+    places = [(match.start(), int(match[1])) for match in _OBJECT.finditer(data)]
+    shown: dict[int, str] = {}  # by the place of the stream, which is one of an object
     unpacked = 0
-    for content in _streams(data):
+    for place, content in _streams(data):
         unpacked += len(content)
         if unpacked > MAX_STREAMS:
             raise NotText("a PDF that unpacks to more than this service takes")
-        page = _shown_text(content)
-        if page:
-            pages.append(page)
-    text = "".join(pages)
+        if text := _shown_text(content):
+            shown[place] = text
+    text = "".join(shown.values())
     if not text or sum(character.isprintable() or character.isspace() for character in text) < 0.9 * len(text):
         raise NotText("a PDF without text that can be read by simple means (scanned, or fonts with own encodings)")
-    return pages
+    by_object = {_object_at(places, place): text for place, text in shown.items()}
+    pages = [_joined(by_object, contents) for contents in page_contents(data, places)]
+    if sum(map(len, filter(None, pages))) >= len(text):
+        return pages
+    # Some of the text is in drawings, or the pages are packed away: what we know is how many there are at least.
+    return [*shown.values(), *[None] * (len(_PAGE.findall(data)) - len(shown))]
 
 
-def page_count(data: bytes) -> int:
-    """How many pages there are at least: those whose objects are not packed away."""
-    return len(_PAGE.findall(data))
+def page_contents(data: bytes, places: list[tuple[int, int]]) -> list[list[int]]:
+    """The numbers of each page's content streams, in the order of the pages."""
+    pages: dict[int, list[int]] = {}
+    for after in dict.fromkeys(
+        bisect_right(places, match.start(), key=itemgetter(0)) for match in _PAGE.finditer(data)
+    ):
+        start, number = places[after - 1] if after else (0, -1)
+        contents = _CONTENTS.search(data, start, places[after][0] if after < len(places) else len(data))
+        pages[number] = _references(contents[1]) if contents else []
+    kids = {_object_at(places, match.start()): _references(match[1]) for match in _KIDS.finditer(data)}
+    order: dict[int, None] = {}
+    parented = {kid for found in kids.values() for kid in found}
+    waiting = [number for number in kids if number not in parented]
+    while waiting:
+        number = waiting.pop()
+        if number not in order:
+            order[number] = None
+            waiting += reversed(kids.get(number, []))
+    return [pages[number] for number in order if number in pages] or list(pages.values())
 
 
-def _streams(data: bytes) -> Iterator[bytes]:
-    """Streams that can hold page content: plain or deflated."""
-    for match in _STREAM.finditer(data):
-        end = data.find(b"endstream", match.end())
-        body = data[match.end() : end if end >= 0 else len(data)]
+def _object_at(places: list[tuple[int, int]], place: int) -> int:
+    """The number of the object that has this byte; -1 if none has."""
+    after = bisect_right(places, place, key=itemgetter(0))
+    return places[after - 1][1] if after else -1
+
+
+def _references(numbers: bytes) -> list[int]:
+    return [int(match[1]) for match in _REFERENCE.finditer(numbers)]
+
+
+def _joined(by_object: dict[int, str], contents: list[int]) -> str | None:
+    return "\n".join(by_object[number] for number in contents if number in by_object) or None
+
+
+def _streams(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Streams that can hold page content, plain or deflated, and where in the file they are."""
+    place = 0
+    while match := _STREAM.search(data, place):
+        place = data.find(b"endstream", match.end())
+        place = place if place >= 0 else len(data)  # on from there: no byte is looked at twice
         header = match["dict"]
         if b"/Image" in header or b"/XRef" in header or b"/FontFile" in header:
             continue
+        body = data[match.end() : place]
         if b"/Filter" not in header:
-            yield body
+            yield match.start(), body
         elif b"/FlateDecode" in header and header.count(b"Decode") == 1 + header.count(b"/DecodeParms"):
             try:
-                yield zlib.decompressobj().decompress(body, MAX_STREAM)
+                yield match.start(), zlib.decompressobj().decompress(body, MAX_STREAM)
             except zlib.error:
                 continue
 

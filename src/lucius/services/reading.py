@@ -1,11 +1,13 @@
 """From a client's bytes to pages, whatever they are and whatever is installed."""
 
+from collections.abc import Callable, Sequence
+
 from lucius.services.engine import Engine
 from lucius.services.extras import hint, load
 from lucius.services.images import ImageSheets
-from lucius.services.pages import PAGE_BREAK, Page, Sheets, TextSheets
+from lucius.services.pages import MAX_CHARS, MAX_PAGES, PAGE_BREAK, Page, Sheets, TextSheets
 from lucius.services.pdf import PdfSheets
-from lucius.services.pdf_plain import page_count, pdf_pages
+from lucius.services.pdf_plain import pdf_pages
 from lucius.services.text import NotText, kind_of, plain_text
 
 DPI = 300
@@ -23,18 +25,38 @@ def open_document(data: bytes, engine: Engine | None, *, dpi: int = DPI, force_o
             return PdfSheets(data, pdfium, engine, dpi, force_ocr) if pdfium else _plain_pdf(data)
 
 
-def text_layer(data: bytes) -> str:
-    """The text that is there as text. Raises NotText if there is none."""
-    sheets = open_document(data, None)
-    try:
-        pages = [sheets.read(number) for number in range(1, sheets.count + 1)]
-    finally:
-        sheets.close()
-    refuse_unread(pages)
-    return PAGE_BREAK.join(page.text for page in pages)
+def read_pages(sheets: Sheets, between: Callable[[float], None], wanted: list[int] | None = None) -> list[Page]:
+    """The pages wanted, in the order of the document, those that it does not have left out.
+
+    `between` is called before each with how far it is, 0 to 1, and may raise. Raises NotText.
+    """
+    chosen = _chosen(sheets.count, wanted)
+    pages: list[Page] = []
+    size = 0
+    for number in chosen:
+        between(len(pages) / len(chosen))
+        page = sheets.read(number)
+        size += len(page.text)
+        if size > MAX_CHARS:
+            told = f"more than {MAX_CHARS} characters; OCR can be told to read some of the `pages`"
+            raise NotText(told, code="INPUT_TOO_LARGE")
+        pages.append(page)
+    _refuse_unread(pages)
+    return pages
 
 
-def refuse_unread(pages: list[Page]) -> None:
+def _chosen(count: int, wanted: list[int] | None) -> Sequence[int]:
+    chosen = range(1, count + 1) if wanted is None else sorted({number for number in wanted if 1 <= number <= count})
+    if not chosen:
+        raise NotText(f"the document has {count} pages, and none of those asked for", code="NO_SUCH_PAGE")
+    if len(chosen) > MAX_PAGES:
+        raise NotText(
+            f"more than {MAX_PAGES} pages; OCR can be told to read some of the `pages`", code="TOO_MANY_PAGES"
+        )
+    return chosen
+
+
+def _refuse_unread(pages: list[Page]) -> None:
     """Raises NotText if not one page could be read."""
     if pages and all(page.method == "none" and not page.text for page in pages):
         raise NotText(f"scanned pages: reading pixels needs an OCR engine ({hint('ocr')})")
@@ -42,9 +64,8 @@ def refuse_unread(pages: list[Page]) -> None:
 
 def _plain_pdf(data: bytes) -> Sheets:
     try:
-        pages = pdf_pages(data)
+        return TextSheets(pdf_pages(data))
     except NotText as error:
         if error.code == "UNSUPPORTED_INPUT":
             raise NotText(f"{error}; {hint('ocr')} reads more") from error
         raise
-    return TextSheets(pages, unread=max(0, page_count(data) - len(pages)))

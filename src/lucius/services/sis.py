@@ -77,14 +77,15 @@ class Answering:
     ) -> StepResult:
         directive = ctx.directive
         about = {"jobId": directive.jobId, "doc_id": directive.doc_id, "input_ref": directive.input_ref}
-        data = msgspec.json.encode({**about, "model": vectors.model, **how, "answers": answers})
+        missing = {"unread_pages": vectors.unread_pages} if vectors.unread_pages else {}
+        data = msgspec.json.encode({**about, "model": vectors.model, **how, **missing, "answers": answers})
         ref = ctx.files.write("result.json", data)
         if prompts.output_format == "text":
             handed_over = self._documents.hand_over(ctx, "result.txt", _plain(answers))
         else:
             handed_over = self._documents.hand_over(ctx, "result.json", data)
         answered = sum(1 for found in answers if found.answer)
-        result: dict[str, object] = {"prompts": len(answers), "answered": answered, "sha256": ref.sha256}
+        result: dict[str, object] = {"prompts": len(answers), "answered": answered, "sha256": ref.sha256, **missing}
         truncated = sum(found.truncated for found in answers)
         if truncated:
             result["truncated"] = truncated
@@ -100,7 +101,7 @@ class Answering:
         data = self._documents.read_input(ctx)
         if data.lstrip()[:1] == b"{" and b'"chunks"' in data:
             return read_vectors(data)
-        return self._embedded(ctx, text_in(data))
+        return self._embedded(ctx, text_in(data, ctx.raise_if_stopping))
 
     def _embedded(self, ctx: StepContext, document: Text) -> Vectors:
         model = self.models.chosen(None, None)

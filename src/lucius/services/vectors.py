@@ -36,6 +36,8 @@ class Vectors(Struct, frozen=True, kw_only=True):
     chunk_overlap: int
     chunk_by: ChunkBy = "size"
     pages: list[PageSpan] = msgspec.field(default_factory=list)
+    unread_pages: int = 0
+    """Pages whose text is missing here, since nobody has read them."""
     chunks: list[Chunk]
 
 
@@ -84,7 +86,8 @@ def embed_document(
         chunk_size=chunking.chunk_size,
         chunk_overlap=chunking.overlap,
         chunk_by=chunking.chunk_by,
-        pages=document.pages,
+        pages=list(document.pages),
+        unread_pages=document.unread_pages,
         chunks=chunks,
     )
 

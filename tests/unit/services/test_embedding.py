@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lucius.services import chunking
-from lucius.services.documents import Text
+from lucius.services.documents import Text, text_in
 from lucius.services.models import ENCODER, Hashing, Models, encoder_of
 from lucius.services.pages import PageSpan
 from lucius.services.retrieval import cosine
@@ -207,6 +207,40 @@ async def test_too_many_chunks_of_sentences_are_refused_before_they_are_cut(
     monkeypatch.setattr(chunking, "_marked", None)
     payload = {"chunk_by": "sentences", "chunk_size": 10, "model": "hash"}
     assert (await run_text("embedding", tmp_path, "One is here. " * 30_000, payload)).code == "INPUT_TOO_LARGE"
+
+
+@pytest.mark.parametrize("name", ["embedding", "sis"])
+async def test_the_limits_of_ocr_hold_without_it(tmp_path: Path, name: str) -> None:
+    payload = {"prompt_set": ["Where?"]}
+    settings = {"embedding_model": "hash"}
+    for number, (text, code) in enumerate((("\f" * 2000, "TOO_MANY_PAGES"), ("x" * 32_000_001, "INPUT_TOO_LARGE")), 1):
+        outcome = await run_text(name, tmp_path, text, payload, settings=settings, attempt_no=number)
+        assert (outcome.code, outcome.failure_class) == (code, "NON_RETRYABLE")
+    inputs = {"own": left(put(tmp_path, "own.txt", "x" * 32_000_001))}
+    outcome = await run(name, tmp_path, payload, settings=settings, inputs=inputs, attempt_no=3)
+    assert outcome.code == "INPUT_TOO_LARGE"
+
+
+def test_it_stops_between_pages() -> None:
+    pages = Counting()
+    with pytest.raises(Enough):
+        text_in(b"one\ftwo\fthree\ffour", pages)
+    assert pages.count == 3
+
+
+class Enough(Exception):
+    pass
+
+
+class Counting:
+    """Stops at the third page."""
+
+    count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+        if self.count == 3:
+            raise Enough
 
 
 def test_a_document_without_text_has_one_empty_chunk() -> None:

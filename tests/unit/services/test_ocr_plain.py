@@ -1,5 +1,7 @@
 """OCR without its extra: what the standard library can read."""
 
+import json
+import time
 import zlib
 from hashlib import sha256
 from pathlib import Path
@@ -59,6 +61,50 @@ async def test_pages_of_a_pdf_that_could_not_be_read_are_counted(tmp_path: Path)
     assert outcome.result["text_pages"] == outcome.result["unread_pages"] == 1
 
 
+def tree(*pages: tuple[bytes, ...], order: bytes = b"") -> bytes:
+    """A PDF whose pages are objects 10, 20, 30 and so on, each with its content streams."""
+    parts = [b"%PDF-1.4\n1 0 obj <</Type /Catalog /Pages 2 0 R>> endobj\n"]
+    for number, contents in enumerate(pages, start=1):
+        ids = [10 * number + place for place in range(1, len(contents) + 1)]
+        refs = b" ".join(b"%d 0 R" % found for found in ids)
+        parts.append(b"%d 0 obj <</Type /Page /Contents [%s]>> endobj\n" % (10 * number, refs))
+        parts += [
+            b"%d 0 obj <</Length 9>>\nstream\n%s\nendstream endobj\n" % item for item in zip(ids, contents, strict=True)
+        ]
+    kids = order or b" ".join(b"%d 0 R" % (10 * number) for number in range(1, len(pages) + 1))
+    return b"".join([*parts, b"2 0 obj <</Type /Pages /Kids [%s]>> endobj\n" % kids])
+
+
+SCAN = b"q /Im1 Do Q"
+
+
+@pytest.mark.parametrize(
+    ("data", "pages"),
+    [
+        (tree((b"BT (one) Tj ET",), (SCAN,), (b"BT (three) Tj ET",)), ["one", None, "three"]),
+        (tree((SCAN,), (b"BT (a) Tj ET", b"BT (b) Tj ET")), [None, "a\nb"]),
+        (tree((b"BT (one) Tj ET",), (SCAN,), (b"BT (x) Tj ET",), order=b"30 0 R 20 0 R 10 0 R"), ["x", None, "one"]),
+        (
+            tree((b"BT (one) Tj ET",), (SCAN,), (b"BT (x) Tj ET",), order=b"90 0 R 10 0 R")
+            + b"90 0 obj <</Type /Pages /Kids [30 0 R 20 0 R 2 0 R]>>",
+            ["one", None, "x"],
+        ),
+        (
+            tree((SCAN,), (b"BT (one) Tj ET",)) + b"7 0 obj <</Form 1>>\nstream\nBT (drawn) Tj ET\nendstream",
+            ["one", "drawn"],
+        ),
+    ],
+    ids=["scan between", "two streams", "other order", "in a circle", "text in a drawing"],
+)
+async def test_pages_keep_their_numbers_where_one_is_a_scan(
+    tmp_path: Path, data: bytes, pages: list[str | None]
+) -> None:
+    outcome = await run("ocr", tmp_path, input=data)
+    found = json.loads((outcome.folder / "pages.json").read_bytes())["pages"]
+    assert [page["method"] for page in found] == ["none" if text is None else "text" for text in pages]
+    assert (outcome.folder / "output.txt").read_text().split("\f") == [text or "" for text in pages]
+
+
 @pytest.mark.parametrize(
     ("data", "code", "helps"),
     [
@@ -86,6 +132,16 @@ async def test_a_hostile_pdf_is_read_quickly(tmp_path: Path) -> None:
     content = b"BT " + b"(a" * 200_000 + b"<" * 200_000 + b"((a)(" * 50_000
     outcome = await run("ocr", tmp_path, input=pdf(content) + b"<<x" * 200_000 + b"/Type" * 100_000)
     assert outcome.code == "UNSUPPORTED_INPUT"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [b"/Type /Page ", b"<</Image>>stream\n", b"<</Filter /FlateDecode>>stream\n", b"/Kids [", b"1 0 obj ", b"1 0 R "],
+)
+async def test_a_long_hostile_pdf_is_read_quickly(tmp_path: Path, part: bytes) -> None:
+    began = time.process_time()
+    await run("ocr", tmp_path, input=b"%PDF-1.4\n1 0 obj /Kids [" + part * (2_000_000 // len(part)))
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(

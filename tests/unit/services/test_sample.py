@@ -13,7 +13,8 @@ from scripts import demo_pdf
 
 from lucius.services.text import plain_text
 from lucius.worker.testing import Outcome
-from tests.unit.services.support import left, run
+from tests.unit.services.chat_peer import chat_peer
+from tests.unit.services.support import hide, left, run
 
 SCANNED = 3
 QUESTIONS = {
@@ -94,7 +95,40 @@ async def test_the_scan_is_read_word_for_word(tmp_path: Path) -> None:
 async def test_without_extras_all_but_the_scan_is_answered(tmp_path: Path, without_extras: None) -> None:
     ocr, sis = await answered(tmp_path, "auto")
     assert (ocr.result["text_pages"], ocr.result["unread_pages"]) == (3, 1)
-    answers = [answer["answer"] for answer in json.loads(sis.output.read_bytes())["answers"]]
-    facts = [fact for fact, page in QUESTIONS.values() if page != SCANNED]
-    assert sum(any(fact in answer for answer in answers) for fact in facts) == len(facts)
-    assert sis.result["answered"] == len(facts)
+    told = json.loads(sis.output.read_bytes())
+    answers = {found["prompt"]: found for found in told["answers"]}
+    known = {prompt: found for prompt, found in QUESTIONS.items() if found[1] != SCANNED}
+    for prompt, (fact, page) in known.items():
+        assert fact in answers[prompt]["answer"]
+        assert answers[prompt]["sources"][0]["page"] == page
+    assert sis.result["answered"] == len(known)
+    assert sis.result["unread_pages"] == told["unread_pages"] == 1
+
+
+@pytest.mark.parametrize("extras", [True, False])
+@pytest.mark.parametrize("chat", [True, False])
+async def test_without_an_ocr_step_it_is_said_that_a_page_is_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extras: bool, chat: bool
+) -> None:
+    if not extras:
+        hide(monkeypatch)
+    data = demo_pdf.SAMPLE.read_bytes()
+    embedding = await run("embedding", tmp_path, input=data, settings={"embedding_model": "hash"})
+    assert embedding.result["unread_pages"] == 1
+    assert json.loads((embedding.folder / "vectors.json").read_bytes())["unread_pages"] == 1
+    async with chat_peer() as peer:
+        settings = {"embedding_model": "hash", "chat": peer.settings() if chat else None}
+        payload = {"prompt_set": ["Which law governs the agreement?"]}
+        sis = await run("sis", tmp_path, payload, input=data, settings=settings)
+        after = {"embedding": left(*embedding.artifact_refs)}
+        later = await run("sis", tmp_path, payload, inputs=after, settings=settings, attempt_no=2)
+    for outcome in (sis, later):
+        told = json.loads((outcome.folder / "result.json").read_bytes())
+        assert outcome.result["unread_pages"] == told["unread_pages"] == 1
+        assert chat or told["answers"][0]["sources"][0]["page"] == 4
+
+
+async def test_nothing_is_said_of_unread_pages_where_all_are_read(tmp_path: Path) -> None:
+    _, sis = await answered(tmp_path, "hash")
+    assert "unread_pages" not in sis.result
+    assert "unread_pages" not in json.loads(sis.output.read_bytes())
