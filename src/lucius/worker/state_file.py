@@ -61,6 +61,7 @@ class StateFile:
 
     def __init__(self, folder: Path | None, *, sync: bool = False) -> None:
         self.owner = secrets.token_hex(8)
+        self.path = (folder or Path()) / "journal.db"
         self._folder = folder
         self._sync = sync
         self._closed = False
@@ -72,10 +73,6 @@ class StateFile:
             self._open()
         except (OSError, sqlite3.Error) as error:
             raise self._down(error) from error
-
-    @property
-    def path(self) -> Path:
-        return (self._folder or Path()) / "journal.db"
 
     def is_dead(self, owner: str) -> bool:
         return owner != self.owner and (self._folder is None or not is_alive(self._folder / "owners", owner))
