@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lucius.adapters.bus_local import LocalConsumer
-from lucius.worker import Service, StepContext, StepResult
+from lucius.worker import Service, StepContext, StepResult, run
 from lucius.worker.connect import open_consumer
 from lucius.worker.health import Check
 from lucius.worker.hooks import call_all
@@ -103,3 +103,16 @@ async def test_a_host_that_there_is_not_is_an_error_of_the_lookup() -> None:
         await Resolver().resolve("no-such-host.invalid", 80)
     found = await Resolver().resolve("127.0.0.1", 80)
     assert [(one["host"], one["port"]) for one in found] == [("127.0.0.1", 80)]
+
+
+def test_steps_that_use_the_loops_threads_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left to itself, the loop has a handful of threads, whatever the room."""
+    steps = 40
+    together = threading.Barrier(steps)
+
+    async def host(services: Sequence[Service], settings: WorkerSettings) -> None:
+        await asyncio.gather(*(asyncio.to_thread(together.wait, 10) for _ in range(steps)))
+
+    monkeypatch.setattr(run, "host", host)
+    run.serve([], WorkerSettings(concurrency=steps))
+    assert not together.broken
