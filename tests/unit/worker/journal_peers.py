@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from lucius.worker.idempotency import Finished, key_of, open_store
+from lucius.worker.idempotency import RUNNING, Finished, key_of, open_store
 from lucius.worker.journal import Journal
 from tests.unit.worker.support import directive
 
@@ -166,7 +166,9 @@ def race_once(folder: Path, racers: int) -> list[list[str]]:
 def leave_behind(folder: Path, numbers: range) -> None:
     def run() -> None:
         journal = Journal(folder)
-        journal.begin([directive(number=number) for number in numbers])
+        directives = [directive(number=number) for number in numbers]
+        asyncio.run(open_store("", journal).claim([key_of(one) for one in directives], 60))
+        journal.begin(directives)
         os.kill(os.getpid(), signal.SIGKILL)
 
     os.waitpid(fork(run), 0)
@@ -214,6 +216,19 @@ def damaged(folder: Path, rounds: int, racers: int) -> dict[str, int]:
     return {"set_aside": rounds}
 
 
+def cut_off(folder: Path, rounds: int) -> dict[str, int]:
+    """A process is killed in the middle, and what it was at comes at once to one that lives beside it."""
+    journal = Journal(folder)
+    store = open_store("", journal)
+    told = 0
+    for number in range(rounds):
+        leave_behind(folder, range(number, number + 1))
+        (standing,) = asyncio.run(store.claim([key_of(directive(number=number))], 60))
+        assert standing == RUNNING, standing
+        told += len(journal.left_over())
+    return {"told": told}
+
+
 def abandon(folder: Path, attempts: int) -> dict[str, int]:
     leave_behind(folder, range(attempts))
     return {"abandoned": attempts}
@@ -222,5 +237,5 @@ def abandon(folder: Path, attempts: int) -> dict[str, int]:
 if __name__ == "__main__":
     what, where, *numbers = sys.argv[1:]
     acts: dict[str, Callable[..., dict[str, int]]]
-    acts = {"kills": kills, "race": race, "damaged": damaged, "orphan": orphan, "abandon": abandon}
+    acts = {"kills": kills, "race": race, "damaged": damaged, "orphan": orphan, "cut_off": cut_off, "abandon": abandon}
     print(json.dumps(acts[what](Path(where), *map(int, numbers))))

@@ -96,6 +96,9 @@ class TestLeftOvers:
         tally = peers("kills", tmp_path, 80, 7)
         assert min(tally.values()) > 3, tally
 
+    def test_what_a_killed_process_was_at_is_begun_by_nobody_beside_it(self, tmp_path: Path) -> None:
+        assert peers("cut_off", tmp_path, 20) == {"told": 20}
+
     def test_a_child_process_does_not_keep_its_dead_parent_alive(self, tmp_path: Path) -> None:
         assert peers("orphan", tmp_path) == {"left_over": 1}
 
