@@ -18,6 +18,7 @@ from lucius.worker.resolver import Resolver
 from lucius.worker.settings import WorkerSettings
 from lucius.worker.testing import run_step
 from lucius.worker.transport import Transport
+from lucius.worker.workspace import CALLS_AT_ONCE, Artifact, Files
 from tests.unit.worker.support import API_KEY, FakeOrchestrator, directive
 
 
@@ -73,21 +74,32 @@ async def test_a_step_reads_and_writes(tmp_path: Path) -> None:
     assert (outcome.status, outcome.output.read_bytes()) == ("SUCCEEDED", b"a")
 
 
-async def test_an_attempt_takes_only_so_many_threads_for_its_files(tmp_path: Path) -> None:
+async def test_an_attempt_takes_only_so_many_threads_for_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service = Service("ocr")
-    seen: list[int] = []
+    at_once: list[int] = []
+    writing: set[str] = set()
+    full = threading.Event()
+
+    def write(_: Files, name: str, data: bytes) -> Artifact:
+        writing.add(name)
+        at_once.append(len(writing))
+        if len(writing) == CALLS_AT_ONCE:
+            full.set()
+        full.wait(10)  # all that may come are here
+        writing.discard(name)
+        return Artifact.of(name, data)
+
+    monkeypatch.setattr(Files, "write", write)
 
     @service.step("OCR")
     async def execute(ctx: StepContext) -> StepResult:
-        async def write(number: int) -> None:
-            await ctx.workspace.write(f"{number}", b"x")
-            seen.append(sum(thread.name == "workspace" for thread in threading.enumerate()))
-
-        await asyncio.gather(*(write(number) for number in range(100)))
+        await asyncio.gather(*(ctx.workspace.write(f"{number}", b"x") for number in range(100)))
         return StepResult()
 
     assert (await run_step(service, "OCR", folder=tmp_path)).succeeded
-    assert (len(seen), max(seen) <= 8) == (100, True)
+    assert (len(at_once), max(at_once)) == (100, CALLS_AT_ONCE)
 
 
 async def test_hooks_and_checks_are_called() -> None:

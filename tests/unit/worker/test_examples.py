@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import yaml
+
 from tests.unit.worker.support import API_KEY, FakeOrchestrator, Item, directive
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -49,6 +51,15 @@ async def test_the_smallest_service(orchestrator: FakeOrchestrator, tmp_path: Pa
     assert result["result"] == {"chars": 5}
     assert (tmp_path / "lucius/acme/job-1/upper/1/upper.txt").read_text() == "HELLO"
     assert (tmp_path / "out.txt").read_text() == "HELLO"
+
+
+async def test_the_protocol_beside_it_names_it() -> None:
+    async with process(
+        sys.executable, "-m", "lucius.cli", "protocols", "validate", str(EXAMPLES / "upper.yaml")
+    ) as done:
+        assert await done.wait() == 0
+    (step,) = yaml.safe_load((EXAMPLES / "upper.yaml").read_text())["steps"]
+    assert (step["service"], step["step_type"]) == ("upper", "UPPER")
 
 
 async def test_a_service_with_curl(orchestrator: FakeOrchestrator, tmp_path: Path) -> None:
