@@ -22,7 +22,7 @@ import structlog
 
 from lucius.contract import AckCallback, Directive, HeartbeatCallback
 from lucius.worker.timing import Timing, first_of
-from lucius.worker.transport import Reply, Transport, Unreachable, origin
+from lucius.worker.transport import Reply, Transport, Unreachable
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -93,6 +93,10 @@ class Callback:
     def url(self) -> str:
         return str(getattr(self.directive.callback_urls, self.kind))
 
+    def goes_to(self, base_url: str) -> bool:
+        """Whether it is for that orchestrator's own callback route, which is what its batch stands for."""
+        return self.url == f"{base_url}/v1/callbacks/{self.kind}"
+
     def as_batch_item(self) -> bytes:
         token = _encode(self.directive.callback_token)
         return b'{"type":"%s","callback_token":%s,%s' % (self.kind.encode(), token, self.body[1:])
@@ -109,8 +113,7 @@ class CallbackSender:
     def __init__(
         self, base_url: str, transport: Transport, timing: Timing | None = None, late_window: float = LATE_WINDOW
     ) -> None:
-        self._batch_url = f"{base_url.rstrip('/')}/v1/callbacks:batch"
-        self._origin = origin(base_url)
+        self._base_url = base_url.rstrip("/")
         self._transport = transport
         self._timing = timing or Timing()
         self._late_window = late_window
@@ -183,7 +186,7 @@ class CallbackSender:
         size = 0
         while self._queue and len(ours) < BATCH_LIMIT:
             callback = self._queue[0]
-            if origin(callback.url) != self._origin or callback.directive.lease_id in self._chains:
+            if not callback.goes_to(self._base_url) or callback.directive.lease_id in self._chains:
                 self._post_singly(self._queue.popleft())
                 continue
             size += len(callback.body)
@@ -198,7 +201,7 @@ class CallbackSender:
         """Send a batch; returns how long to leave the orchestrator alone."""
         body = b'{"callbacks":[%s]}' % b",".join([callback.as_batch_item() for callback in batch])
         try:
-            reply = await self._transport.post(self._batch_url, body)
+            reply = await self._transport.post(batch_url(self._base_url), body)
         except Unreachable as error:
             return self._put_back(batch, str(error), 0.0)
         if reply.status in AWAY:
@@ -310,6 +313,10 @@ def _pause(callbacks: Sequence[Callback], at_least: float, backoff: float) -> fl
 def _is_passing(status: int) -> bool:
     """Worth saying again: whoever answered has not judged what we said."""
     return status in (408, 425, 429) or status >= 500 or status < 200 or 300 <= status < 400
+
+
+def batch_url(base_url: str) -> str:
+    return f"{base_url}/v1/callbacks:batch"
 
 
 def heartbeat_body(directive: Directive, progress: float | None) -> bytes:

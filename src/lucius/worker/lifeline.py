@@ -17,9 +17,8 @@ from typing import Self
 import structlog
 
 from lucius.worker.attempt import Attempt
-from lucius.worker.callbacks import BATCH_LIMIT, Callback, heartbeat_body, trace_headers
+from lucius.worker.callbacks import BATCH_LIMIT, Callback, batch_url, heartbeat_body, trace_headers
 from lucius.worker.context import names_of
-from lucius.worker.transport import origin
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -94,17 +93,17 @@ class Lifeline:
         log.warning("the event loop is blocked; a thread keeps leases alive", advice=advice, attempts=names)
 
     def _beat(self, attempts: Sequence[Attempt]) -> None:
-        ours = [attempt for attempt in attempts if _calls_back(attempt, self._base_url)]
+        beats = [_heartbeat(attempt) for attempt in attempts]
+        ours = [beat for beat in beats if beat.goes_to(self._base_url)]
         for start in range(0, len(ours), BATCH_LIMIT):
-            batch = [_heartbeat(attempt).as_batch_item() for attempt in ours[start : start + BATCH_LIMIT]]
+            batch = [beat.as_batch_item() for beat in ours[start : start + BATCH_LIMIT]]
             body = b'{"callbacks":[%s]}' % b",".join(batch)
-            self._post(f"{self._base_url}/v1/callbacks:batch", body, {}, {"attempts": len(batch)})
-        for attempt in attempts:
-            if attempt not in ours:
-                token = {"Authorization": f"Bearer {attempt.directive.callback_token}"}
-                beat = _heartbeat(attempt)
-                headers = {**trace_headers(attempt.directive), **token}
-                self._post(beat.url, beat.body, headers, names_of(attempt.directive))
+            self._post(batch_url(self._base_url), body, {}, {"attempts": len(batch)})
+        for beat in beats:
+            if not beat.goes_to(self._base_url):
+                token = {"Authorization": f"Bearer {beat.directive.callback_token}"}
+                headers = {**trace_headers(beat.directive), **token}
+                self._post(beat.url, beat.body, headers, names_of(beat.directive))
 
     def _post(self, url: str, body: bytes, headers: dict[str, str], about: dict[str, object]) -> None:
         request = urllib.request.Request(url, data=body, headers={**headers, "Content-Type": "application/json"})
@@ -126,10 +125,6 @@ def _is_due(attempt: Attempt, sent: dict[str, float], stalled: float) -> bool:
         return False
     sent[directive.lease_id] = now
     return True
-
-
-def _calls_back(attempt: Attempt, base_url: str) -> bool:
-    return origin(attempt.directive.callback_urls.heartbeat) == origin(base_url)
 
 
 def _heartbeat(attempt: Attempt) -> Callback:

@@ -239,6 +239,18 @@ async def test_a_callback_whose_deadline_is_past_is_still_tried_once(
     assert len(orchestrator.callbacks) == 1
 
 
+async def test_another_path_of_our_orchestrators_host_is_called_itself(
+    sender: CallbackSender, orchestrator: FakeOrchestrator
+) -> None:
+    there = f"{orchestrator.url}/v1/callbacks/ack"
+    urls = CallbackUrls(ack=there, result=f"{there}?of=client", heartbeat=there)
+    work = directive(orchestrator.url, callback_urls=urls)
+    sender.ack(work, lambda _: None)
+    sender.result(work, b'{"status":"SUCCEEDED"}', lambda _: None)
+    await sender.undelivered_below(1)
+    assert orchestrator.bearers == [None, "Bearer token-1"], "a batch has the token inside"
+
+
 @asynccontextmanager
 async def sending_elsewhere(timing: ManualTiming) -> AsyncIterator[CallbackSender]:
     """A sender whose orchestrator is not where the directives of a test call back to."""
