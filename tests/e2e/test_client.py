@@ -70,7 +70,9 @@ async def test_waiting_and_following_survive_kill_9(stack: Stack) -> None:
 def test_ctrl_c_ends_a_script_that_waits(stack: Stack) -> None:
     job_id = stack.api.submit(stack.command())
     script = f"""
+import signal
 from lucius.client import Client
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
 with Client({stack.api.base_url!r}, api_key={KEY!r}) as lucius:
     print("waiting", flush=True)
     lucius.wait({job_id!r})

@@ -32,7 +32,7 @@ def make(project: Path, *targets: str) -> str:
     done = project / ".venv" / ".done"
     done.parent.mkdir(exist_ok=True)
     done.touch()
-    return ran(["make", *targets, f"BIN={BIN}"], project, path_to(project), 170)
+    return ran(["make", "--no-print-directory", *targets, f"BIN={BIN}"], project, path_to(project), 170)
 
 
 def path_to(project: Path) -> dict[str, str]:

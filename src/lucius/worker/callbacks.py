@@ -2,7 +2,8 @@
 
 Callbacks queued in the same tick leave as one request, in order: an attempt that is done before its ACK has left
 sends both together, and the orchestrator applies both in one commit. One request is under way at a time, so what
-comes up meanwhile makes the next batch, and no RESULT overtakes its own ACK. Callbacks to other addresses go singly.
+comes up meanwhile makes the next batch, and no RESULT overtakes its own ACK. What goes to other addresses goes singly,
+and in order if all of an attempt does.
 
 Each callback ends as exactly one Delivery, told to whoever sent it:
     Delivered   the orchestrator answered 2xx, whatever it made of it
@@ -15,12 +16,14 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from math import inf
 from typing import Literal, NoReturn
 
 import msgspec
 import structlog
 
 from lucius.contract import AckCallback, Directive, HeartbeatCallback
+from lucius.worker.context import names_of
 from lucius.worker.timing import Timing, first_of
 from lucius.worker.transport import Reply, Transport, Unreachable
 
@@ -72,22 +75,30 @@ class _BatchAnswer(msgspec.Struct):
 
 
 class Callback:
-    __slots__ = ("body", "directive", "expires", "failures", "kind", "on_delivery")
+    __slots__ = ("body", "directive", "expires", "failures", "kind", "lease_until", "on_delivery")
 
     def __init__(
-        self, kind: Kind, directive: Directive, body: bytes, expires: float, on_delivery: Callable[[Delivery], None]
+        self,
+        kind: Kind,
+        directive: Directive,
+        body: bytes,
+        *,
+        now: float,
+        expires: float,
+        on_delivery: Callable[[Delivery], None],
     ) -> None:
         self.kind = kind
+        self.lease_until = now + directive.lease_seconds
         self.directive = directive
         self.body = body
         self.expires = expires
         self.on_delivery = on_delivery
         self.failures = 0
 
-    @property
-    def patience(self) -> float:
-        """How long it may wait while the orchestrator is away: a few tries must fit into what a lease leaves."""
-        return max(SHORTEST_PATIENCE, self.directive.lease_seconds / 6)
+    def patience(self, now: float) -> float:
+        """How long it may wait while the orchestrator is away: a few tries must fit into what a lease leaves. Once that
+        is over there is no hurry."""
+        return max(SHORTEST_PATIENCE, self.directive.lease_seconds / 6) if now < self.lease_until else inf
 
     @property
     def url(self) -> str:
@@ -123,7 +134,7 @@ class CallbackSender:
         self._back = asyncio.Event()
         self._away_until = 0.0
         self._chains: dict[str, deque[Callback]] = {}
-        self._chain_tasks: asyncio.TaskGroup
+        self._chain_tasks: asyncio.TaskGroup | None = None
         self._failures = 0
         self.undelivered = 0
 
@@ -137,17 +148,17 @@ class CallbackSender:
                 lease_id=directive.lease_id,
             )
         )
-        expires = self._timing.now() + max(0.0, _instant(directive.ack_deadline) - self._timing.wall())
-        self._send(Callback("ack", directive, body, expires, on_delivery))
+        self._send(
+            "ack", directive, body, max(0.0, _instant(directive.ack_deadline) - self._timing.wall()), on_delivery
+        )
 
     def heartbeat(self, directive: Directive, progress: float | None, on_delivery: Callable[[Delivery], None]) -> None:
-        expires = self._timing.now() + directive.lease_seconds
-        self._send(Callback("heartbeat", directive, heartbeat_body(directive, progress), expires, on_delivery))
+        body = heartbeat_body(directive, progress)
+        self._send("heartbeat", directive, body, directive.lease_seconds, on_delivery)
 
     def result(self, directive: Directive, body: bytes, on_delivery: Callable[[Delivery], None]) -> None:
         """`body` is an encoded ResultCallback. Worth sending for long after the lease: it is still recorded."""
-        expires = self._timing.now() + directive.lease_seconds + self._late_window
-        self._send(Callback("result", directive, body, expires, on_delivery))
+        self._send("result", directive, body, directive.lease_seconds + self._late_window, on_delivery)
 
     async def undelivered_below(self, limit: int) -> None:
         while self.undelivered >= limit:
@@ -170,23 +181,35 @@ class CallbackSender:
         """It answered somebody else: ACKs of what was pulled just now must not sit out a pause from before."""
         self._back.set()
 
-    def _send(self, callback: Callback) -> None:
+    def _send(
+        self, kind: Kind, directive: Directive, body: bytes, within: float, on_delivery: Callable[[Delivery], None]
+    ) -> None:
+        now = self._timing.now()
         self.undelivered += 1
-        self._enqueue(callback)
+        self._enqueue(Callback(kind, directive, body, now=now, expires=now + within, on_delivery=on_delivery))
 
     def _enqueue(self, callback: Callback) -> None:
+        if self._chain_tasks is not None and self._goes_singly(callback):
+            self._post_singly(callback)
+            return
         self._queue.append(callback)
         self._queued.set()
-        if self._away_until - self._timing.now() > callback.patience:
+        now = self._timing.now()
+        if self._away_until - now > 2 * callback.patience(now):
             self._back.set()
 
+    def _goes_singly(self, callback: Callback) -> bool:
+        """What is to be called back elsewhere, and what must not overtake it. A heartbeat has no order to keep."""
+        behind = callback.directive.lease_id in self._chains and callback.kind != "heartbeat"
+        return behind or not callback.goes_to(self._base_url)
+
     def _take(self) -> list[Callback]:
-        """The next batch for our orchestrator; what is to be called back elsewhere goes its own way."""
+        """The next batch for our orchestrator."""
         ours: list[Callback] = []
         size = 0
         while self._queue and len(ours) < BATCH_LIMIT:
             callback = self._queue[0]
-            if not callback.goes_to(self._base_url) or callback.directive.lease_id in self._chains:
+            if self._goes_singly(callback):
                 self._post_singly(self._queue.popleft())
                 continue
             size += len(callback.body)
@@ -221,7 +244,8 @@ class CallbackSender:
     def _put_back(self, batch: list[Callback], reason: str, at_least: float) -> float:
         """The orchestrator is away: keep everything, in order, and wait as a whole rather than one by one."""
         self._failures += 1
-        pause = _pause(batch, at_least, self._timing.backoff(self._failures))
+        waiting = [*batch, *self._queue]
+        pause = _pause(waiting, self._timing.now(), at_least, self._timing.backoff(self._failures))
         again = self._timing.now() + pause
         kept = [callback for callback in batch if callback.expires >= again]
         self._queue.extendleft(reversed(kept))
@@ -236,6 +260,7 @@ class CallbackSender:
     def _post_singly(self, callback: Callback) -> None:
         """To its own address: those of one attempt in order, different attempts side by side, and none waits for an
         address that does not answer."""
+        assert self._chain_tasks is not None, "only while it runs"
         lease_id = callback.directive.lease_id
         if lease_id in self._chains:
             self._chains[lease_id].append(callback)
@@ -245,18 +270,24 @@ class CallbackSender:
 
     async def _post_chain(self, lease_id: str) -> None:
         chain = self._chains[lease_id]
-        while chain:
-            callback = chain.popleft()
-            while (pause := await self._post(callback)) is not None:
-                await self._timing.sleep(pause)
-        del self._chains[lease_id]
+        try:
+            while chain:
+                callback = chain.popleft()
+                while (pause := await self._post(callback)) is not None:
+                    await self._timing.sleep(pause)
+        finally:
+            del self._chains[lease_id]
 
     async def _post(self, callback: Callback) -> float | None:
         """Send it by itself; returns after which pause to send it again, if at all."""
         directive = callback.directive
         try:
             reply = await self._transport.post(
-                callback.url, callback.body, directive.callback_token, trace_headers(directive)
+                callback.url,
+                callback.body,
+                directive.callback_token,
+                trace_headers(directive),
+                aside=callback.kind != "heartbeat",
             )
         except Unreachable as error:
             return self._pause_before_retry(callback, str(error), 0.0)
@@ -278,21 +309,13 @@ class CallbackSender:
                 self._timing.call_later(pause, lambda: self._enqueue(callback))
         else:
             directive = callback.directive
-            log.warning(
-                "callback refused",
-                callback=callback.kind,
-                status=status,
-                code=answer.code,
-                jobId=directive.jobId,
-                stepId=directive.stepId,
-                attempt_no=directive.attempt_no,
-                correlation_id=directive.correlation_id,
-            )
+            said = {"callback": callback.kind, "status": status, "code": answer.code}
+            log.warning("callback refused", **said, **names_of(directive))
             self._resolve(callback, Refused(status, answer.code))
 
     def _pause_before_retry(self, callback: Callback, reason: str, at_least: float) -> float | None:
         callback.failures += 1
-        pause = _pause([callback], at_least, self._timing.backoff(callback.failures))
+        pause = _pause([callback], self._timing.now(), at_least, self._timing.backoff(callback.failures))
         if self._timing.now() + pause <= callback.expires:
             return pause
         self._resolve(callback, GaveUp(reason))
@@ -301,12 +324,15 @@ class CallbackSender:
     def _resolve(self, callback: Callback, delivery: Delivery) -> None:
         self.undelivered -= 1
         self._settled.set()
-        callback.on_delivery(delivery)
+        try:
+            callback.on_delivery(delivery)
+        except Exception:  # whatever became of this one, the others are still to be told
+            log.exception("delivery not taken note of", callback=callback.kind, **names_of(callback.directive))
 
 
-def _pause(callbacks: Sequence[Callback], at_least: float, backoff: float) -> float:
+def _pause(callbacks: Sequence[Callback], now: float, at_least: float, backoff: float) -> float:
     """Backoff, and no less than was asked for; but no lease runs out because we wait politely."""
-    patience = min(callback.patience for callback in callbacks)
+    patience = min(callback.patience(now) for callback in callbacks)
     return max(min(at_least, 2 * patience), min(backoff, patience))
 
 

@@ -75,10 +75,11 @@ class Check:
         self._running: asyncio.Task[str] | None = None
 
     async def ask(self) -> str:
-        if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._run())
-        done, _ = await asyncio.wait({self._running}, timeout=CHECK_SECONDS)
-        return self._running.result() if done else f"no answer within {CHECK_SECONDS:g} s"
+        asked = self._running
+        if asked is None or asked.done():
+            asked = self._running = asyncio.create_task(self._run())
+        done, _ = await asyncio.wait({asked}, timeout=CHECK_SECONDS)
+        return asked.result() if done else f"no answer within {CHECK_SECONDS:g} s"
 
     async def _run(self) -> str:
         try:

@@ -129,4 +129,4 @@ def _is_due(attempt: Attempt, sent: dict[str, float], stalled: float) -> bool:
 
 def _heartbeat(attempt: Attempt) -> Callback:
     body = heartbeat_body(attempt.directive, attempt.progress)
-    return Callback("heartbeat", attempt.directive, body, 0.0, lambda _: None)
+    return Callback("heartbeat", attempt.directive, body, now=0.0, expires=0.0, on_delivery=lambda _: None)

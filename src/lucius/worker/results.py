@@ -35,7 +35,7 @@ class Results:
 
     async def take_up_left_overs(self) -> None:
         """What processes before us finished is sent again; what they were cut off from is reported as failed."""
-        self._write_down_what_waits()
+        self.write_down_what_waits()
         try:
             left_overs = self._journal.left_over()
         except StoreDown as down:
@@ -81,7 +81,7 @@ class Results:
         self._unwritten.pop(key, None)
         return stored
 
-    def _write_down_what_waits(self) -> None:
+    def write_down_what_waits(self) -> None:
         for key, (directive, result) in list(self._unwritten.items()):
             self._write_down(directive, result)
             if key in self._unwritten:
@@ -101,7 +101,9 @@ class Results:
         self._unmiss(key)
         self._unremembered[key] = result  # as the last: the next round begins with another
         self._unremembered_bytes += len(result)
-        while len(self._unremembered) > MOST_UNREMEMBERED or self._unremembered_bytes > MOST_UNREMEMBERED_BYTES:
+        while len(self._unremembered) > 1 and (
+            len(self._unremembered) > MOST_UNREMEMBERED or self._unremembered_bytes > MOST_UNREMEMBERED_BYTES
+        ):
             self._no_longer_missed(next(iter(self._unremembered)))
 
     def _unmiss(self, key: Key) -> bool:

@@ -307,14 +307,14 @@ class Runtime:
         """Keep the claims of what runs, tell the store what it missed, and see to processes that died beside us."""
         while True:
             await self._timing.sleep(CLAIM_SECONDS / 3)
-            await self._results.take_up_left_overs()
             try:
                 if self._running:
                     await self._store.renew(list(self._running), CLAIM_SECONDS)
             except StoreDown as down:
                 log.warning("claims not renewed", reason=str(down), attempts=len(self._running))
-                continue
-            await self._results.catch_up()
+            else:
+                await self._results.catch_up()
+            await self._results.take_up_left_overs()
 
     async def _drain(self) -> None:
         """Let what runs finish; after the grace period say that it will not."""
@@ -333,6 +333,7 @@ class Runtime:
                 log.error("attempt does not end though it was cancelled", **names_of(attempt.directive))
                 del self._running[key]
                 await self._results.conclude(attempt.directive, _stopped(attempt.directive))
+        self._results.write_down_what_waits()
 
     async def _shut_down(self) -> None:
         """The author's hooks have their time, or until we are told once more to stop: then we end without them."""

@@ -32,7 +32,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 class Transport:
     def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -43,13 +43,22 @@ class Transport:
         await self.close()
 
     async def post(
-        self, url: str, body: bytes, token: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        url: str,
+        body: bytes,
+        token: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        aside: bool = False,
     ) -> Reply:
-        """POST JSON. Redirects are not followed: the token is for this address only."""
+        """POST JSON. Redirects are not followed: the token is for this address only. What goes `aside` takes up no
+        connection that the rest may need, be it to the same host."""
         if token:
             headers = {**(headers or {}), "Authorization": f"Bearer {token}"}
         try:
-            async with self._open().post(_parse(url), data=body, headers=headers, allow_redirects=False) as response:
+            async with self._open(aside).post(
+                _parse(url), data=body, headers=headers, allow_redirects=False
+            ) as response:
                 answer = await response.read()
                 return Reply(response.status, answer, retry_after(response.headers.get("Retry-After")))
         except aiohttp.InvalidURL as error:
@@ -60,12 +69,12 @@ class Transport:
             return _no_address(error)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
+    def _open(self, aside: bool) -> aiohttp.ClientSession:
+        if aside not in self._sessions:
+            self._sessions[aside] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=0, limit_per_host=REQUESTS_PER_HOST, keepalive_timeout=60, resolver=Resolver()
                 ),
@@ -74,7 +83,7 @@ class Transport:
                 headers={"Content-Type": "application/json"},
                 skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
             )
-        return self._session
+        return self._sessions[aside]
 
 
 def _no_address(error: Exception) -> Reply:

@@ -125,6 +125,8 @@ class FakeOrchestrator:
         self.pull_answers: deque[web.Response] = deque()
         self.answer: Callable[[Item], Item] = lambda _: {"status": 200, "disposition": "APPLIED"}
         self.before_answering: Callable[[], Awaitable[object]] | None = None
+        self.before_answering_singly: Callable[[], Awaitable[object]] | None = None
+        self.hanging = 0
         self.got_result = asyncio.Event()
         self.url = ""
         self.port = 0
@@ -176,6 +178,9 @@ class FakeOrchestrator:
         self.bearers.append(request.headers.get("Authorization"))
         self.traces.append(request.headers.get("traceparent"))
         self._record([item])
+        if self.before_answering_singly is not None:
+            self.hanging += 1
+            await self.before_answering_singly()
         answer = self.answer(item)
         headers = {"Location": answer["location"]} if "location" in answer else None
         return web.json_response(answer, status=answer["status"], headers=headers)

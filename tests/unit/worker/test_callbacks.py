@@ -246,9 +246,79 @@ async def test_another_path_of_our_orchestrators_host_is_called_itself(
     urls = CallbackUrls(ack=there, result=f"{there}?of=client", heartbeat=there)
     work = directive(orchestrator.url, callback_urls=urls)
     sender.ack(work, lambda _: None)
+    await sender.undelivered_below(1)
     sender.result(work, b'{"status":"SUCCEEDED"}', lambda _: None)
     await sender.undelivered_below(1)
     assert orchestrator.bearers == [None, "Bearer token-1"], "a batch has the token inside"
+
+
+async def test_a_heartbeat_does_not_wait_behind_an_ack_for_somebody_else(
+    sender: CallbackSender, orchestrator: FakeOrchestrator, timing: ManualTiming
+) -> None:
+    """A client may ask for the ACK; if it does not take it, the heartbeat still says that the work was picked up."""
+    nobody = "http://127.0.0.1:9/ack"
+    ours = f"{orchestrator.url}/v1/callbacks"
+    urls = CallbackUrls(ack=nobody, result=f"{ours}/result", heartbeat=f"{ours}/heartbeat")
+    work = directive(orchestrator.url, callback_urls=urls)
+    sender.ack(work, lambda _: None)
+    await until(lambda: timing.waiting == 1)
+    got: list[Delivery] = []
+    sender.heartbeat(work, None, got.append)
+    await until(lambda: bool(got))
+    assert got == [Delivered("APPLIED")]
+
+
+async def test_results_that_nobody_takes_do_not_use_up_the_connections(
+    orchestrator: FakeOrchestrator, sender: CallbackSender
+) -> None:
+    """They may be for another path of our orchestrator's own host, behind one gateway."""
+    gate = asyncio.Event()
+    orchestrator.before_answering_singly = gate.wait
+    ours = f"{orchestrator.url}/v1/callbacks"
+    urls = CallbackUrls(ack=f"{ours}/ack", result=f"{ours}/result?of=client", heartbeat=f"{ours}/heartbeat")
+    for number in range(40):
+        sender.result(directive(orchestrator.url, number, callback_urls=urls), b'{"a":1}', lambda _: None)
+    await until(lambda: orchestrator.hanging >= 16)
+    got: list[Delivery] = []
+    sender.heartbeat(directive(orchestrator.url, 99), None, got.append)
+    await until(lambda: bool(got))
+    assert got == [Delivered("APPLIED")]
+    gate.set()
+
+
+async def test_whoever_can_not_bear_the_news_keeps_it_from_nobody_else(
+    sender: CallbackSender, orchestrator: FakeOrchestrator
+) -> None:
+    def fail(_: Delivery) -> None:
+        raise RuntimeError("odd")
+
+    got: list[Delivery] = []
+    sender.ack(directive(orchestrator.url, 1), fail)
+    sender.ack(directive(orchestrator.url, 2), got.append)
+    await sender.undelivered_below(1)
+    assert got == [Delivered("APPLIED")]
+
+
+async def test_a_short_lease_behind_the_batch_shortens_the_pause_too(
+    sender: CallbackSender, orchestrator: FakeOrchestrator, timing: ManualTiming
+) -> None:
+    orchestrator.whole_answers.append(web.Response(status=503, headers={"Retry-After": "120"}))
+    for number in range(200):
+        sender.result(directive(orchestrator.url, number), b'{"status":"SUCCEEDED"}', lambda _: None)
+    sender.heartbeat(directive(orchestrator.url, 200, lease_seconds=6.0), None, lambda _: None)
+    await until(lambda: bool(timing.pauses))
+    assert timing.pauses == [2.0]
+
+
+async def test_once_its_lease_is_over_a_result_waits_as_long_as_it_is_asked_to(
+    sender: CallbackSender, orchestrator: FakeOrchestrator, timing: ManualTiming
+) -> None:
+    for _ in range(2):
+        orchestrator.whole_answers.append(web.Response(status=503, headers={"Retry-After": "20"}))
+    sender.result(directive(orchestrator.url, lease_seconds=1.5), b'{"status":"SUCCEEDED"}', lambda _: None)
+    await until(lambda: timing.pauses == [0.5])
+    timing.advance(2.0)
+    await until(lambda: timing.pauses == [0.5, 20])
 
 
 @asynccontextmanager
@@ -336,15 +406,17 @@ async def test_an_address_that_never_answers_holds_up_nobody(
     server.close()
 
 
-@pytest.mark.parametrize(("lease", "longest"), [(6.0, 1.0), (900.0, 30.0)])
+@pytest.mark.parametrize(("lease", "longest"), [(60.0, 10.0), (900.0, 30.0)])
 async def test_no_lease_runs_out_because_of_a_polite_pause(
     orchestrator: FakeOrchestrator, sender: CallbackSender, timing: ManualTiming, lease: float, longest: float
 ) -> None:
     port = orchestrator.port
     await orchestrator.stop()
     sender.result(directive(orchestrator.url, lease_seconds=lease), b'{"status":"SUCCEEDED"}', lambda _: None)
-    for failures in range(1, 12):
-        await until(lambda failures=failures: len(timing.pauses) == failures)  # type: ignore[misc]
+    while timing.now() < lease:
+        seen = len(timing.pauses)
+        await until(lambda seen=seen: len(timing.pauses) > seen)  # type: ignore[misc]
+        assert timing.pauses[-1] <= longest
         timing.advance(timing.pauses[-1])
     assert max(timing.pauses) == longest
     await orchestrator.start(port)

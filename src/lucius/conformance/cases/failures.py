@@ -71,6 +71,7 @@ async def killed_failed(stage: Stage) -> str:
 
     stage.server.on_callbacks = refuse
     said = await _fail(stage, attempt)
+    attempt.lease_until = None  # how long a restart takes is not what this is about
     await stage.kill()
     stage.server.on_callbacks = lambda _: None
     await stage.start(slow=stage.slow)
