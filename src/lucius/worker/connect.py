@@ -3,8 +3,8 @@
 from urllib.parse import urlsplit
 
 from lucius.ports.bus import Consumer
-from lucius.worker import idempotency
-from lucius.worker.idempotency import IdempotencyStore
+from lucius.worker.idempotency import IdempotencyStore, MemoryIdempotency
+from lucius.worker.idempotency_sqlite import SqliteIdempotency
 from lucius.worker.journal import Journal
 from lucius.worker.resolver import Resolver
 from lucius.worker.settings import BadSetting, WorkerSettings
@@ -19,8 +19,24 @@ def open_consumer(settings: WorkerSettings, service: str) -> Consumer:
     raise BadSetting(f"LUCIUS_BUS_URL: no bus {settings.bus_url!r} that a service process can reach; there is: local:")
 
 
-def open_store(settings: WorkerSettings, journal: Journal) -> IdempotencyStore:
-    try:
-        return idempotency.open_store(settings.idempotency_url, journal)
-    except ValueError as error:
-        raise BadSetting(f"LUCIUS_IDEMPOTENCY_URL: {error}") from error
+def open_store(url: str, journal: Journal) -> IdempotencyStore:
+    """The store a URL names; none, or `sqlite:`, is the one in the journal's own file."""
+    scheme = urlsplit(url).scheme
+    if url in ("", "sqlite:"):
+        return SqliteIdempotency(journal)
+    if url == "memory:":
+        return MemoryIdempotency()
+    if scheme in ("redis", "rediss", "unix"):
+        try:
+            from lucius.worker.idempotency_redis import RedisIdempotency  # noqa: PLC0415 - its client is an extra
+        except ImportError as error:
+            raise BadSetting(
+                f"LUCIUS_IDEMPOTENCY_URL: {scheme}: URLs need the extra: pip install 'lucius[redis]'"
+            ) from error
+        try:
+            return RedisIdempotency(url)
+        except ValueError as error:
+            raise BadSetting(f"LUCIUS_IDEMPOTENCY_URL: {error}") from error
+    raise BadSetting(
+        f"LUCIUS_IDEMPOTENCY_URL: no idempotency store for such {scheme}: URLs; there are sqlite:, memory: and redis://…"
+    )

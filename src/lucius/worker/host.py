@@ -86,7 +86,7 @@ async def _runtime(
     folder = settings.data_dir / "services" / service.name if settings.data_dir else None
     journal = Journal(folder, sync=settings.journal_sync)
     stack.callback(journal.close)
-    store = open_store(settings, journal)
+    store = open_store(settings.idempotency_url, journal)
     stack.push_async_callback(store.close)
     options = RuntimeOptions(
         concurrency=settings.concurrency,

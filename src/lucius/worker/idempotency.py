@@ -11,15 +11,12 @@ them: duplicates come soon or never.
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from lucius.contract import Directive
 from lucius.ports.errors import LuciusError
-
-if TYPE_CHECKING:
-    from lucius.worker.journal import Journal
 
 CAPACITY = 10_000
 RETENTION_SECONDS = 48 * 3600.0
@@ -80,25 +77,6 @@ class IdempotencyStore(Protocol):
         """It ended without a RESULT: our claim, if it still is ours, is free for anyone."""
 
     async def close(self) -> None: ...
-
-
-def open_store(url: str, journal: "Journal") -> IdempotencyStore:
-    """The store a URL names: `` or `sqlite:` (in the journal's file), `memory:`, `redis://…`."""
-    scheme = url.partition(":")[0]
-    if url in ("", "sqlite:"):
-        from lucius.worker.idempotency_sqlite import SqliteIdempotency  # noqa: PLC0415 - chosen by URL
-
-        return SqliteIdempotency(journal)
-    if url == "memory:":
-        return MemoryIdempotency()
-    if scheme in ("redis", "rediss", "unix"):
-        try:
-            from lucius.worker.idempotency_redis import RedisIdempotency  # noqa: PLC0415 - its client is an extra
-        except ImportError as error:
-            raise ValueError(f"{scheme}: URLs need the extra: pip install 'lucius[redis]'") from error
-
-        return RedisIdempotency(url)
-    raise ValueError(f"no idempotency store for such {scheme}: URLs; there are sqlite:, memory: and redis://…")
 
 
 class MemoryIdempotency:

@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from lucius.worker.failure import retry_after_seconds
 from lucius.worker.resolver import Resolver
 
 CONNECT_SECONDS = 5.0
@@ -60,7 +61,8 @@ class Transport:
                 _parse(url), data=body, headers=headers, allow_redirects=False
             ) as response:
                 answer = await response.read()
-                return Reply(response.status, answer, retry_after(response.headers.get("Retry-After")))
+                asked = retry_after_seconds(response.headers.get("Retry-After")) or 0.0
+                return Reply(response.status, answer, min(LONGEST_RETRY_AFTER, asked))
         except aiohttp.InvalidURL as error:
             return _no_address(error)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -107,11 +109,3 @@ def origin(url: str) -> tuple[str, str, int] | None:
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
         return None
     return parts.scheme, parts.hostname, port
-
-
-def retry_after(header: str | None) -> float:
-    """Seconds to wait, 0 if not said. The date form is not worth a parser: backoff covers it."""
-    try:
-        return min(LONGEST_RETRY_AFTER, max(0.0, float(header or 0)))
-    except ValueError:
-        return 0.0

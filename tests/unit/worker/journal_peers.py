@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from lucius.worker.idempotency import RUNNING, Finished, key_of, open_store
+from lucius.worker.connect import open_store
+from lucius.worker.idempotency import RUNNING, Finished, key_of
 from lucius.worker.journal import Journal
 from tests.unit.worker.support import directive
 

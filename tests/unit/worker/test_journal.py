@@ -7,7 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from lucius.contract import StepInput
-from lucius.worker.idempotency import NEW, RUNNING, Finished, open_store
+from lucius.worker.connect import open_store
+from lucius.worker.idempotency import NEW, RUNNING, Finished
 from lucius.worker.journal import TIDY_EVERY, Journal, LeftOver
 from tests.unit.worker.journals import RESULT, Opener, finished, key, left_in, peers
 from tests.unit.worker.support import directive

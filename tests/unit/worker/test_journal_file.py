@@ -12,7 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from lucius.worker import state_file
-from lucius.worker.idempotency import NEW, StoreDown, StoreTooNew, open_store
+from lucius.worker.connect import open_store
+from lucius.worker.idempotency import NEW, StoreDown, StoreTooNew
 from lucius.worker.journal import Journal
 from lucius.worker.owners import OwnerLock, is_alive
 from tests.unit.worker.journals import RESULT, Opener, finished, key, left_in, peers

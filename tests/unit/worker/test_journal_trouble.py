@@ -12,7 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from lucius.worker import owners, state_file
-from lucius.worker.idempotency import RUNNING, StoreDown, open_store
+from lucius.worker.connect import open_store
+from lucius.worker.idempotency import RUNNING, StoreDown
 from lucius.worker.journal import Journal
 from tests.unit.worker.journals import RESULT, Opener, finished, key, left_in
 from tests.unit.worker.support import directive

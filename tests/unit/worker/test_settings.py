@@ -98,10 +98,10 @@ async def test_urls_choose_buses_and_stores() -> None:
     with pytest.raises(BadSetting, match="LUCIUS_BUS_URL"):
         open_consumer(WorkerSettings(bus_url="kafka://x"), "ocr")
     journal = Journal(None)
-    assert isinstance(open_store(WorkerSettings(), journal), SqliteIdempotency)
-    assert isinstance(open_store(WorkerSettings(idempotency_url="memory:"), journal), MemoryIdempotency)
+    assert isinstance(open_store("", journal), SqliteIdempotency)
+    assert isinstance(open_store("memory:", journal), MemoryIdempotency)
     with pytest.raises(BadSetting, match="LUCIUS_IDEMPOTENCY_URL"):
-        open_store(WorkerSettings(idempotency_url="paper:"), journal)
+        open_store("paper:", journal)
 
 
 # The process

@@ -103,8 +103,11 @@ async def _garbage(stage: Stage) -> None:
 
     stage.server.on_pull = interrupt
     stage.server.answers_at_once = True  # ends the poll that waits now
-    came = lambda: not pages and len(stage.server.pulls) > seen + len(pages)  # noqa: E731 - one expression
-    await stage.must(came, "that the service goes on pulling", lambda: "it does not", takes=0.0)
+
+    def went_on() -> bool:
+        return not pages and len(stage.server.pulls) > seen
+
+    await stage.must(went_on, "that the service goes on pulling", lambda: "it does not", takes=0.0)
     stage.server.answers_at_once = False
 
 
