@@ -22,6 +22,7 @@ from lucius.engine.calls import CallRunner
 from lucius.engine.embedded import EmbeddedEngine
 from lucius.engine.exchange import Exchange
 from lucius.engine.notices import NoticeRunner
+from lucius.engine.presence import LonePresence
 from lucius.engine.relay import Relay
 from lucius.engine.supervise import supervised
 from lucius.engine.sweeper import Sweeper
@@ -33,7 +34,8 @@ from lucius.ports.calls import Caller
 from lucius.ports.clock import Clock, SystemClock
 from lucius.ports.config import ConfigSource
 from lucius.ports.errors import CallRefused
-from lucius.ports.ledger import Ledger, Reader, ReviewReader
+from lucius.ports.ledger import Ledger, Outbox, Reader, ReviewReader
+from lucius.ports.peers import Presence, Wake
 from lucius.ports.protocols import ProtocolStore
 from lucius.service.acts import Limits
 from lucius.service.auth import Authenticator, dev_key
@@ -54,11 +56,17 @@ from lucius.settings import Settings, SettingsError
 log = structlog.get_logger(__name__)
 
 
-class Store(Ledger, Reader, ReviewReader, ProtocolStore, Protocol):
-    """A ledger that can be read from as well, and that says when a decision has become durable."""
+class Store(Ledger, Outbox, Reader, ReviewReader, ProtocolStore, Protocol):
+    """A ledger that can be read from as well, and that says when a decision has become durable, here or elsewhere.
+
+    One that several processes share knows whether they are there.
+    """
+
+    presence: Presence | None
 
     on_commit: Callable[[Decision], None] | None
     on_flush: Callable[[int, float], None] | None
+    on_wake: Callable[[Wake], None] | None
 
 
 class Runtime(Struct, frozen=True, kw_only=True):
@@ -153,6 +161,7 @@ def build(
     writer = DirectiveWriter(settings.orchestrator_url, signer, settings.late_window_ms, settings.defaults)
     dispatcher = Dispatcher(
         ledger=store,
+        outbox=store,
         reader=store,
         jobs=jobs,
         hub=hub,
@@ -187,6 +196,7 @@ def build(
     )
     notices = NoticeRunner(
         ledger=store,
+        outbox=store,
         jobs=jobs,
         caller=caller,
         hub=hub,
@@ -229,6 +239,7 @@ def _engine(
     sweeper = Sweeper(
         ledger=store,
         jobs=jobs,
+        presence=store.presence or LonePresence(clock.now()),
         clock=clock,
         interval=settings.sweep_interval,
         repair_interval=settings.repair_interval,
@@ -238,7 +249,7 @@ def _engine(
     if publisher is None:
         return EmbeddedEngine(sweeper, None, calls, notices, metrics.loop_failed)
     relay = Relay(
-        ledger=store,
+        outbox=store,
         reader=store,
         jobs=jobs,
         dispatcher=dispatcher,
@@ -279,6 +290,7 @@ def attach(runtime: Runtime) -> None:
     runtime.hub.observers.extend((runtime.metrics.committed, log_decision))
     runtime.store.on_commit = runtime.hub.committed
     runtime.store.on_flush = runtime.metrics.flushed
+    runtime.store.on_wake = runtime.hub.heard
     for problem in (*runtime.protocols.problems(), *runtime.config.problems()):
         log.error("refused, the rest goes on", problem=str(problem))
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from lucius.adapters.ledger_memory import MemoryLedger, _Record
 from lucius.core.decision import Decision, JobView
-from lucius.core.model import Instant, Job, OutboxRow, ReviewItem, Step
+from lucius.core.model import Instant, Job, Millis, OutboxRow, ReviewItem, Step
 from lucius.ports.errors import LedgerFull, LimitReached, VersionConflict
 from lucius.ports.ledger import Drift, IdempotencyRow, PendingQuery
 from tests.simulation.faults import Faults
@@ -109,14 +109,14 @@ class Connection(MemoryLedger):
             self._disk.on_write(self, before, self._records[decision.job.job_id], decision)
         return refusal
 
-    async def load(self, job_id: str, step_ids: Collection[str] = ()) -> JobView | None:
-        return await self._read(super().load(job_id, step_ids))
+    async def load(self, job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
+        return await self._read(super().load(job_id, step_ids, fresh))
 
     async def accepted(self, tenant_id: str, key: str) -> IdempotencyRow | None:
         return await self._read(super().accepted(tenant_id, key))
 
-    async def due(self, now: Instant, limit: int) -> list[str]:
-        return await self._read(super().due(now, limit), "due")
+    async def due(self, now: Instant, limit: int, hold_ms: Millis = 0) -> list[str]:
+        return await self._read(super().due(now, limit, hold_ms), "due")
 
     async def pending(self, query: PendingQuery) -> list[OutboxRow]:
         return await self._read(super().pending(query), "pending")

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from lucius.core.decision import Ignored
 from lucius.core.inputs import DeadlinePassed, Input
+from lucius.engine.presence import LonePresence
 from lucius.engine.sweeper import Sweeper
 from lucius.ports.ledger import Ledger
 from lucius.service.jobs import Jobs
@@ -47,6 +48,7 @@ def test_what_ran_out_while_the_machine_stood_still_is_left_to_the_next_look() -
     sweeper = Sweeper(
         ledger=cast(Ledger, machine),
         jobs=cast(Jobs, machine),
+        presence=LonePresence(clock.now()),
         clock=clock,
         interval=0.2,
         repair_interval=30,

@@ -15,6 +15,7 @@ from lucius.core.protocol import Policies, Protocol, StepSpec, digest
 from lucius.core.routing import route
 from lucius.engine.calls import CallRunner
 from lucius.engine.exchange import Exchange
+from lucius.engine.presence import LonePresence
 from lucius.engine.sweeper import Sweeper
 from lucius.ports.clock import Clock, SystemClock
 from lucius.ports.config import CallPolicy
@@ -53,6 +54,7 @@ class Engine:
         self.jobs = Jobs(self.ledger, clock, self.env)
         self.dispatcher = Dispatcher(
             ledger=self.ledger,
+            outbox=self.ledger,
             reader=self.ledger,
             jobs=self.jobs,
             hub=self.hub,
@@ -82,6 +84,7 @@ class Engine:
         self.sweeper = Sweeper(
             ledger=self.ledger,
             jobs=self.jobs,
+            presence=LonePresence(clock.now()),
             clock=clock,
             interval=3_600,
             repair_interval=3_600,

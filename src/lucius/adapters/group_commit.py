@@ -10,6 +10,7 @@ import structlog
 
 from lucius.core.decision import Decision
 from lucius.ports.errors import LedgerError
+from lucius.ports.peers import Presence, Wake
 
 MAX_GROUP = 256
 
@@ -24,6 +25,9 @@ class GroupCommit:
         """Told of every durable decision, in order: wakes the relay, waiting pulls and watchers."""
         self.on_flush: Callable[[int, float], None] | None = None
         """Told the size of every group and the seconds that it took."""
+        self.on_wake: Callable[[Wake], None] | None = None
+        """Told what other processes made durable; never, where there are none."""
+        self.presence: Presence | None = None
         self._queue: deque[tuple[Decision, asyncio.Future[None]]] = deque()
         self._flush_is_due = False
         self._closed = False

@@ -10,7 +10,18 @@ from lucius.adapters.group_commit import GroupCommit
 from lucius.adapters.reviews_memory import MemoryReviews
 from lucius.adapters.versions_memory import MemoryVersions
 from lucius.core.decision import Decision, EndedAttempt, JobView
-from lucius.core.model import Event, Instant, Job, OutboxRow, OutboxStatus, Quarantined, ReviewItem, Step, StepStatus
+from lucius.core.model import (
+    Event,
+    Instant,
+    Job,
+    Millis,
+    OutboxRow,
+    OutboxStatus,
+    Quarantined,
+    ReviewItem,
+    Step,
+    StepStatus,
+)
 from lucius.core.protocol import Protocol
 from lucius.ports.errors import AlreadyAccepted, LedgerError, LimitReached, VersionConflict
 from lucius.ports.ledger import (
@@ -129,20 +140,23 @@ class MemoryLedger(GroupCommit, MemoryVersions):
             if not self._counters[counter]:
                 del self._counters[counter]
 
-    async def load(self, job_id: str, step_ids: Collection[str] = ()) -> JobView | None:
+    async def load(self, job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
         record = self._records.get(job_id)
         return record.view((*record.job.active, *step_ids)) if record is not None else None
 
     async def accepted(self, tenant_id: str, key: str) -> IdempotencyRow | None:
         return self._keys.get((tenant_id, key))
 
-    async def due(self, now: Instant, limit: int) -> list[str]:
+    async def due(self, now: Instant, limit: int, hold_ms: Millis = 0) -> list[str]:
         due = [
             (record.job.due_at, record.position, job_id)
             for job_id, record in self._live.items()
             if record.job.due_at is not None and record.job.due_at <= now
         ]
         return [job_id for _, _, job_id in sorted(due)[:limit]]
+
+    async def put_back(self, rows: Collection[OutboxRow]) -> None:
+        """Nobody else asks this memory."""
 
     async def pending(self, query: PendingQuery) -> list[OutboxRow]:
         return list(islice((row for row in self._pending.values() if _is_wanted(row, query)), query.limit))

@@ -61,13 +61,14 @@ class JobView(Struct, frozen=True):
     """A job's head, its pinned protocol, and the steps that a decision may touch.
 
     `asked` names the steps that were looked for; one of them that is not in `steps` has not started. None means that
-    all were. Active steps are always there.
+    all were. Active steps are always there. A `cached` view is what this process saw last; others may have moved on.
     """
 
     job: Job
     protocol: Protocol
     steps: dict[str, Step]
     asked: frozenset[str] | None = None
+    cached: bool = False
 
 
 class MissingSteps(Exception):

@@ -17,7 +17,7 @@ from lucius.core.protocol import WEBHOOK_SERVICE
 from lucius.ports.calls import Answer, Caller, Closed, Outgoing, Slot
 from lucius.ports.clock import Clock
 from lucius.ports.errors import CallFailed, CallRefused, LedgerError
-from lucius.ports.ledger import Ledger, PendingQuery
+from lucius.ports.ledger import Ledger, Outbox, PendingQuery
 from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
 from lucius.service.notices import notice_body, notice_id
@@ -41,6 +41,7 @@ class NoticeRunner:
         self,
         *,
         ledger: Ledger,
+        outbox: Outbox,
         jobs: Jobs,
         caller: Caller,
         hub: Hub,
@@ -50,6 +51,7 @@ class NoticeRunner:
         parallel: int = 256,
     ) -> None:
         self._ledger = ledger
+        self._outbox = outbox
         self._jobs = jobs
         self._caller = caller
         self._hub = hub
@@ -82,7 +84,7 @@ class NoticeRunner:
     async def start_due(self) -> bool:
         """Whether there is more to look at right away."""
         query = PendingQuery(limit=BATCH + len(self._held), now=self._clock.now(), service=WEBHOOK_SERVICE)
-        rows = [row for row in await self._ledger.pending(query) if row.outbox_id not in self._held][:BATCH]
+        rows = [row for row in await self._outbox.pending(query) if row.outbox_id not in self._held][:BATCH]
         for row in rows:
             await self._enqueue(row)
         self._start_waiting()

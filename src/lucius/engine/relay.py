@@ -11,7 +11,7 @@ from lucius.core.protocol import OF_THE_ENGINE
 from lucius.ports.bus import Publisher
 from lucius.ports.clock import Clock
 from lucius.ports.errors import BusDown
-from lucius.ports.ledger import Ledger, PendingQuery, Reader
+from lucius.ports.ledger import Outbox, PendingQuery, Reader
 from lucius.service.dispatch import Dispatcher
 from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
@@ -25,7 +25,7 @@ class Relay:
     def __init__(
         self,
         *,
-        ledger: Ledger,
+        outbox: Outbox,
         reader: Reader,
         jobs: Jobs,
         dispatcher: Dispatcher,
@@ -36,7 +36,7 @@ class Relay:
         publish_timeout: float,
         parallel: int = 32,
     ) -> None:
-        self._ledger = ledger
+        self._outbox = outbox
         self._reader = reader
         self._jobs = jobs
         self._dispatcher = dispatcher
@@ -60,7 +60,7 @@ class Relay:
         """
         while True:
             now = self._clock.now()
-            rows = await self._ledger.pending(PendingQuery(limit=BATCH, now=now, claimed=True))
+            rows = await self._outbox.pending(PendingQuery(limit=BATCH, now=now, claimed=True))
             oldest_alive = max(self._started_at, now - round(self._publish_timeout * 2000))
             settled = 0
             for row in rows:

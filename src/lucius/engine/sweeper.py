@@ -10,14 +10,16 @@ from lucius.core.decision import Applied
 from lucius.core.inputs import DeadlinePassed, Input, Repair
 from lucius.core.model import Instant
 from lucius.ports.clock import Clock
-from lucius.ports.errors import LedgerBusy, LedgerFull
+from lucius.ports.errors import LedgerBusy, LedgerDown, LedgerFull
 from lucius.ports.ledger import Ledger
+from lucius.ports.peers import Presence
 from lucius.service.jobs import Jobs
 
 log = structlog.get_logger(__name__)
 
 BATCH = 200
 LATER_MS = 30_000
+HOLD_MS = 10_000  # other replicas leave a due job to us for so long
 GAP_MS = 1_000  # not having ticked for this long counts as having been away
 
 
@@ -27,6 +29,7 @@ class Sweeper:
         *,
         ledger: Ledger,
         jobs: Jobs,
+        presence: Presence,
         clock: Clock,
         interval: float,
         repair_interval: float,
@@ -35,6 +38,7 @@ class Sweeper:
     ) -> None:
         self._ledger = ledger
         self._jobs = jobs
+        self._presence = presence
         self._clock = clock
         self._interval = interval
         self._repair_interval = repair_interval
@@ -42,7 +46,7 @@ class Sweeper:
         self._wake = wake
         self._gap_ms = max(GAP_MS, round(interval * 4000))
         self._last_tick: Instant = clock.now()
-        self._resumed_at: Instant = self._last_tick
+        self._resumed_at: Instant | None = None
         self._later: dict[str, Instant] = {}
 
     async def deadlines_turn(self) -> None:
@@ -58,15 +62,15 @@ class Sweeper:
 
     async def sweep(self) -> int:
         """Act on every job that is due now. Answers how many moved."""
-        self._notice_gap()
+        resumed_at = await self._tick()
         moved = 0
         while True:
-            tick = DeadlinePassed(self._resumed_at, as_of=self._last_tick)
-            due = await self._ledger.due(self._last_tick, BATCH)
+            tick = DeadlinePassed(resumed_at, as_of=self._last_tick)
+            due = await self._ledger.due(self._last_tick, BATCH, HOLD_MS)
             looks = [self._feed(job_id, tick, "deadline") for job_id in due if not self._put_off(job_id)]
             acted = sum(await asyncio.gather(*looks))
             moved += acted
-            self._notice_gap()  # we may have stood still in the middle of it
+            resumed_at = await self._tick()  # we may have stood still in the middle of it
             if len(due) < BATCH or not acted:
                 return moved
 
@@ -78,14 +82,14 @@ class Sweeper:
             return False
         return again_at is not None
 
-    def _notice_gap(self) -> None:
-        now = self._clock.now()
-        if now - self._last_tick > self._gap_ms:
-            log.warning(
-                "the engine did not tick for a while; overdue attempts get a fresh period", gap_ms=now - self._last_tick
-            )
-            self._resumed_at = now
-        self._last_tick = now
+    async def _tick(self) -> Instant:
+        """Since when there was always an engine at work."""
+        self._last_tick = self._clock.now()
+        resumed_at = await self._presence.ticked(self._last_tick, self._gap_ms)
+        if self._resumed_at not in (None, resumed_at):
+            log.warning("no engine ticked for a while; overdue attempts get a fresh period", resumed_at=resumed_at)
+        self._resumed_at = resumed_at
+        return resumed_at
 
     async def repair(self) -> int:
         """Put jobs back on the rails that nothing would ever look at again."""
@@ -95,7 +99,7 @@ class Sweeper:
     async def _feed(self, job_id: str, happened: Input, action: str) -> bool:
         try:
             decision = await self._jobs.apply(job_id, (happened,))
-        except (LedgerFull, LedgerBusy):
+        except (LedgerFull, LedgerBusy, LedgerDown):
             raise  # the store's trouble is everybody's: the loop backs off as a whole
         except Exception:
             self._on_action("failed")

@@ -7,6 +7,7 @@ LuciusError
 │   ├── LimitReached         a counter is at its cap: names the counter
 │   ├── VersionPublished     a published protocol version would have changed
 │   ├── LedgerFull           no space left: nothing of this commit was kept
+│   ├── LedgerDown           no connection: what was being committed may be durable or not
 │   ├── LedgerBusy           another process holds the ledger for writing
 │   ├── LedgerTooNew         written by a newer Lucius
 │   └── LedgerCorrupt        the file is not a ledger, or is damaged
@@ -52,6 +53,10 @@ class VersionPublished(LedgerError):
 
 
 class LedgerFull(LedgerError):
+    pass
+
+
+class LedgerDown(LedgerError):
     pass
 
 

@@ -13,6 +13,7 @@ from lucius.core.model import (
     Instant,
     Job,
     JobStatus,
+    Millis,
     OutboxRow,
     Quarantined,
     ReviewItem,
@@ -33,7 +34,12 @@ def idempotency_token(command: Command) -> str:
 
 
 class PendingQuery(Struct, frozen=True, kw_only=True):
-    """Which PENDING outbox rows are wanted, oldest first. None means any."""
+    """Which PENDING outbox rows are wanted. None means any.
+
+    Ready rows come in fair order: the tenants of a service take turns, each with its oldest first, so that a long
+    backlog of one can't starve another that shares its lane. With `hold_ms`, other processes on the same ledger are
+    not given the answered rows for that long; whoever dies meanwhile keeps nothing longer.
+    """
 
     limit: int
     now: Instant
@@ -41,6 +47,7 @@ class PendingQuery(Struct, frozen=True, kw_only=True):
     except_services: frozenset[str] = frozenset()
     lanes: frozenset[int] | None = None
     claimed: bool = False
+    hold_ms: Millis = 0
 
 
 class Drift(Struct, frozen=True):
@@ -57,26 +64,36 @@ class Ledger(Protocol):
         """Make a decision durable, all of it or nothing.
 
         Raises VersionConflict, AlreadyAccepted, LimitReached or LedgerFull; none of these ever fails another
-        caller's commit.
+        caller's commit. LedgerDown leaves open whether it is durable: read again.
         """
 
-    async def load(self, job_id: str, step_ids: Collection[str] = ()) -> JobView | None:
-        """The job's head with its active steps and those of the named ones that have started."""
+    async def load(self, job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
+        """The job's head with its active steps and those of the named ones that have started.
+
+        Unless it must be `fresh`, it may be one that another process has moved since (`JobView.cached`).
+        """
 
     async def accepted(self, tenant_id: str, key: str) -> IdempotencyRow | None:
         """The job that holds a tenant's idempotency key."""
 
-    async def due(self, now: Instant, limit: int) -> list[str]:
-        """Live jobs whose `due_at` has come, the most overdue first."""
-
-    async def pending(self, query: PendingQuery) -> list[OutboxRow]:
-        """PENDING outbox rows whose `next_attempt_at` has come: the unclaimed ones, or those claimed."""
+    async def due(self, now: Instant, limit: int, hold_ms: Millis = 0) -> list[str]:
+        """Live jobs whose `due_at` has come, the most overdue first; held as by `PendingQuery.hold_ms`."""
 
     async def drifted(self, limit: int) -> list[Drift]:
         """Live jobs with neither a clock nor a PENDING row, and DISPATCHING steps without a row."""
 
     async def close(self) -> None:
         """Finish what is being committed and let go of the store."""
+
+
+class Outbox(Protocol):
+    """What waits to be handed over."""
+
+    async def pending(self, query: PendingQuery) -> list[OutboxRow]:
+        """PENDING outbox rows whose `next_attempt_at` has come: the unclaimed ones, or those claimed."""
+
+    async def put_back(self, rows: Collection[OutboxRow]) -> None:
+        """Hold these no longer: they were not handed over."""
 
 
 class JobFilter(Struct, frozen=True, kw_only=True):

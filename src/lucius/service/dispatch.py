@@ -19,7 +19,7 @@ from lucius.core.protocol import OF_THE_ENGINE, Protocol
 from lucius.ports.bus import Publisher
 from lucius.ports.clock import Clock
 from lucius.ports.errors import BusDown, LimitReached, MessageRefused, OutcomeUnknown
-from lucius.ports.ledger import Ledger, PendingQuery, Reader
+from lucius.ports.ledger import Ledger, Outbox, PendingQuery, Reader
 from lucius.service.directives import DirectiveWriter, seen_from
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.hub import Hub
@@ -33,6 +33,7 @@ class Dispatcher:
         self,
         *,
         ledger: Ledger,
+        outbox: Outbox,
         reader: Reader,
         jobs: Jobs,
         hub: Hub,
@@ -41,6 +42,7 @@ class Dispatcher:
         max_unacked: int,
     ) -> None:
         self._ledger = ledger
+        self._outbox = outbox
         self._reader = reader
         self._jobs = jobs
         self._hub = hub
@@ -103,7 +105,7 @@ class Dispatcher:
             except_services=OF_THE_ENGINE if service is None else frozenset(),
             lanes=lanes,
         )
-        rows = await self._ledger.pending(query)
+        rows = await self._outbox.pending(query)
         free = [row for row in rows if not self._is_taken(row) and row.next_attempt_at is None]
         mine = free[:limit]
         for row in mine:

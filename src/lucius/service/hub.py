@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from lucius.core.decision import Decision
 from lucius.core.model import OutboxStatus
+from lucius.ports.peers import Wake
 
 UNACKED = "unacked/"
 
@@ -51,6 +52,22 @@ class Hub:
         for observe in self.observers:
             observe(decision)
 
+    def heard(self, wake: Wake) -> None:
+        """Of what other processes made durable."""
+        for service, lane in wake.ready:
+            self._wake_pull(service, lane)
+            self.relay.set()
+        for service in wake.picked_up:
+            self._note_pick_up(service)
+        if wake.due:
+            self.due.set()
+        for job_id in wake.changed:
+            for event in self._watchers.get(job_id, ()):
+                event.set()
+        for job_id in wake.ended:
+            for event in self._enders.get(job_id, ()):
+                event.set()
+
     def _wake_pull(self, service: str, lane: int) -> None:
         """One new row needs one pull: waking all of them would make each look in vain."""
         self._arrivals[service] = self.arrivals(service) + 1
@@ -81,12 +98,14 @@ class Hub:
     def _note_pick_ups(self, decision: Decision) -> None:
         for counter, move in decision.counters.items():
             if move < 0 and counter.startswith(UNACKED):
-                service = counter.removeprefix(UNACKED)
-                self._pick_ups[service] = self.pick_ups(service) + 1
-                if service in self._held:
-                    self._held.discard(service)
-                    self._wake_all(service)
-                    self.relay.set()
+                self._note_pick_up(counter.removeprefix(UNACKED))
+
+    def _note_pick_up(self, service: str) -> None:
+        self._pick_ups[service] = self.pick_ups(service) + 1
+        if service in self._held:
+            self._held.discard(service)
+            self._wake_all(service)
+            self.relay.set()
 
     def _wake_all(self, service: str) -> None:
         self._arrivals[service] = self.arrivals(service) + 1

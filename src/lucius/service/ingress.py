@@ -133,7 +133,7 @@ class Ingress:
                 f"this idempotency_key was used for job {known.job_id} with a different command",
                 job_id=known.job_id,
             )
-        view = await self._ledger.load(known.job_id)
+        view = await self._ledger.load(known.job_id, fresh=True)
         if view is None:
             raise Rejected(RejectCode.JOB_NOT_FOUND, f"job {known.job_id} holds the key but is gone")
         return Accepted(jobId=known.job_id, status=view.job.status, duplicate=True)

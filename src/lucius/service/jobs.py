@@ -63,18 +63,25 @@ class Jobs:
         message = f"job {job_id} is changing too fast; try again"
         raise Rejected(RejectCode.LEDGER_CONTENDED, message, retry_after_seconds=1)
 
-    async def weigh(self, job_id: str, inputs: Inputs, step_id: str | None = None) -> Decision:
-        """What would be decided as things stand. Nothing is committed. Raises Rejected for an unknown job."""
+    async def weigh(self, job_id: str, inputs: Inputs, step_id: str | None = None, fresh: bool = False) -> Decision:
+        """What would be decided as things stand. Nothing is committed. Raises Rejected for an unknown job.
+
+        No commit guards a decision that changes nothing, so it must not rest on what another process may have changed.
+        """
         wanted = {step_id} if step_id is not None else set()
         for _ in range(MAX_LOADS):
-            view = await self._ledger.load(job_id, wanted)
+            view = await self._ledger.load(job_id, wanted, fresh)
             if view is None:
                 raise Rejected(RejectCode.JOB_NOT_FOUND, f"there is no job {job_id}")
             happened = await inputs(view) if callable(inputs) else inputs
             try:
-                return decide_all(view, happened, self._clock.now(), self._env)
+                decision = decide_all(view, happened, self._clock.now(), self._env)
             except MissingSteps as missing:
                 wanted |= missing.step_ids
+                continue
+            if decision.changes or not view.cached:
+                return decision
+            fresh = True
         raise RuntimeError(f"a decision about job {job_id} asked for steps {MAX_LOADS} times")
 
     async def create(self, inputs: Sequence[Input]) -> Decision:

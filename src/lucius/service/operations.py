@@ -9,7 +9,7 @@ from lucius.core.decision import Applied, JobView
 from lucius.core.inputs import Cancel, CastVote, GiveSignal, Input, Pause, Resume, Retry, RetryHandOver
 from lucius.core.model import Instant
 from lucius.ports.config import ANY
-from lucius.ports.ledger import Ledger, PendingQuery
+from lucius.ports.ledger import Outbox, PendingQuery
 from lucius.service.acts import MAX_SIGNAL_BYTES, Limits, carry_out, require_small
 from lucius.service.auth import Principal
 from lucius.service.hub import Hub
@@ -24,8 +24,8 @@ RETRY_BATCH = 200
 class Operations:
     """Every act answers with the job as it stands then. Asking twice for the same is fine. Raises Rejected."""
 
-    def __init__(self, ledger: Ledger, jobs: Jobs, queries: Queries, hub: Hub, limits: Limits) -> None:
-        self._ledger = ledger
+    def __init__(self, outbox: Outbox, jobs: Jobs, queries: Queries, hub: Hub, limits: Limits) -> None:
+        self._outbox = outbox
         self._jobs = jobs
         self._queries = queries
         self._hub = hub
@@ -69,7 +69,7 @@ class Operations:
 
         Of the tenants that `who` may see. What waits for a service is in the same outbox and may be much more.
         """
-        found = await self._ledger.pending(PendingQuery(limit=MOST_ROWS, now=END_OF_TIME))
+        found = await self._outbox.pending(PendingQuery(limit=MOST_ROWS, now=END_OF_TIME))
         rows = [row for row in found if who.sees(row.tenant_id)]
         waiting = sorted({row.job_id for row in rows if row.next_attempt_at is not None})
         asked = RetryHandOver(who.name, reason)

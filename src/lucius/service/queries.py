@@ -63,7 +63,7 @@ class Queries:
         except ValueError as error:
             raise Rejected(RejectCode.INVALID_CURSOR, str(error)) from None
         explainer = Explainer(self._env, saturated)
-        views = [await self._ledger.load(job.job_id) for job in page.jobs]
+        views = [await self._ledger.load(job.job_id, fresh=True) for job in page.jobs]
         return [job_summary(view, explainer) for view in views if view is not None], page.next_cursor
 
     async def steps(self, job_id: str, who: Principal) -> list[StepWithAttempts]:
@@ -117,7 +117,7 @@ class Queries:
 
     async def require(self, job_id: str, who: Principal) -> Job:
         """The job's head, without the steps of a long job."""
-        return _seen(await self._ledger.load(job_id), job_id, who).job
+        return _seen(await self._ledger.load(job_id, fresh=True), job_id, who).job
 
     async def _view(self, job_id: str, who: Principal) -> JobView:
         return _seen(await self._reader.job(job_id), job_id, who)

@@ -141,7 +141,9 @@ class Reviews:
         self, item: ReviewItem, asked: Asked, who: Principal, planned: Counter[str]
     ) -> tuple[Decision, Effect]:
         before = await self._whole(item)
-        decision = await self._jobs.weigh(item.job_id, self._inputs(item.review_id, asked, who), item.step_id)
+        decision = await self._jobs.weigh(
+            item.job_id, self._inputs(item.review_id, asked, who), item.step_id, fresh=True
+        )
         require_accepted(decision.reply, item.job_id)
         require_room(decision, Counter(await self._reader.counters()) + planned)
         planned.update(decision.counters)

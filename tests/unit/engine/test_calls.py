@@ -644,7 +644,7 @@ class TestTimeAndTrouble:
         looks = 0
         real = engine.ledger.load
 
-        async def counted(job_id: str, step_ids: Any = ()) -> Any:
+        async def counted(job_id: str, step_ids: Any = (), fresh: bool = False) -> Any:
             nonlocal looks
             looks += 1
             view = await real(job_id, step_ids)
@@ -733,7 +733,7 @@ async def test_a_push_bus_never_gets_a_call_and_is_not_held_up_by_them(there: Pe
     task = StepSpec(step_id="ocr", step_type="OCR", service="ocr")
     await engine.submit(task, job_id="task")
     relay = Relay(
-        ledger=engine.ledger,
+        outbox=engine.ledger,
         reader=engine.ledger,
         jobs=engine.jobs,
         dispatcher=engine.dispatcher,

@@ -10,7 +10,7 @@ from lucius.adapters.sqlite import rows
 from lucius.adapters.sqlite.live import Mirror, first_id_after
 from lucius.adapters.sqlite.store import Row, Store
 from lucius.core.decision import EndedAttempt, JobView
-from lucius.core.model import BlockedReason, Event, Instant, Job, JobStatus, OutboxRow, Quarantined
+from lucius.core.model import BlockedReason, Event, Instant, Job, JobStatus, Millis, OutboxRow, Quarantined
 from lucius.ports.ledger import Backlog, Drift, JobFilter, JobPage, PendingQuery, StoredAttempt, StoredEvent
 
 DRIFT_WINDOW = 2_000
@@ -71,10 +71,10 @@ class SqliteReader:
         self._drift_after_job = 0
         self._drift_after_step = (0, "")
 
-    async def load(self, job_id: str, step_ids: Collection[str] = ()) -> JobView | None:
+    async def load(self, job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
         return self._mirror.view(job_id, step_ids)
 
-    async def due(self, now: Instant, limit: int) -> list[str]:
+    async def due(self, now: Instant, limit: int, hold_ms: Millis = 0) -> list[str]:
         return [job_id for (job_id,) in self._store.rows(DUE, (now, limit))]
 
     async def pending(self, query: PendingQuery) -> list[OutboxRow]:
@@ -82,6 +82,9 @@ class SqliteReader:
         wanted = (service for service in services if service not in query.except_services)
         found = chain.from_iterable(self._pending_of(service, query) for service in wanted)
         return [rows.outbox_row(body) for _, body in heapq.nsmallest(query.limit, found)]
+
+    async def put_back(self, rows: Collection[OutboxRow]) -> None:
+        """Nobody else asks this file."""
 
     def _pending_of(self, service: str, query: PendingQuery) -> Iterator[Row]:
         """Rows that wait for their backoff are never walked over: they may be many."""

@@ -1,0 +1,16 @@
+"""Whether an engine was at work all along, where this process is the only one that could be."""
+
+from lucius.core.model import Instant, Millis
+
+
+class LonePresence:
+    """Implements Presence. Begins with the process: nobody was there before it."""
+
+    def __init__(self, started_at: Instant) -> None:
+        self._last_tick = self._resumed_at = started_at
+
+    async def ticked(self, now: Instant, gap_ms: Millis) -> Instant:
+        if now - self._last_tick > gap_ms:
+            self._resumed_at = now
+        self._last_tick = now
+        return self._resumed_at

@@ -1,0 +1,27 @@
+"""The other processes on the same ledger: what their commits mean for this one, and whether any of them is at work."""
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from lucius.core.model import Instant, Millis
+
+
+class Wake(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became durable elsewhere, so far as somebody here may wait for it.
+
+    `ready` are services and lanes with rows that nobody has taken, `picked_up` services that can be given more.
+    """
+
+    ready: tuple[tuple[str, int], ...] = ()
+    picked_up: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+    due: bool = False
+
+
+class Presence(Protocol):
+    """Whether somebody looked after the deadlines all along. What nobody watched must not be held against services."""
+
+    async def ticked(self, now: Instant, gap_ms: Millis) -> Instant:
+        """Note that an engine is at work; since when there was always one, with no gap longer than that."""
