@@ -31,7 +31,7 @@ class StoppedMachine:
         self._clock = clock
         self._stops = True
 
-    async def due(self, now: int, limit: int) -> list[str]:
+    async def due(self, now: int, limit: int, hold_ms: int) -> list[str]:
         if self._stops:
             self._clock.time += STAND_STILL
         self._stops = False

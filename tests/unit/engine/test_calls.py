@@ -663,7 +663,7 @@ class TestTimeAndTrouble:
         await engine.submit(call(there.url), job_id="whole")
         real = engine.ledger.load
 
-        async def torn(job_id: str, step_ids: Any = ()) -> Any:
+        async def torn(job_id: str, step_ids: Any = (), fresh: bool = False) -> Any:
             if job_id == "torn":
                 raise LedgerCorrupt("a row is not what it was")
             return await real(job_id, step_ids)
