@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from lucius.adapters import rows
 from lucius.adapters.group_commit import GroupCommit
-from lucius.adapters.sqlite import rows
 from lucius.adapters.sqlite.batch import Batch, find_key
 from lucius.adapters.sqlite.live import Mirror
 from lucius.adapters.sqlite.queries import SqliteReader

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from lucius.adapters.sqlite import rows
+from lucius.adapters import rows
 from lucius.adapters.sqlite.live import LiveJob, Mirror, next_id
 from lucius.adapters.sqlite.store import Row, Store
 from lucius.core.decision import Decision, EndedAttempt

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
-from lucius.adapters.sqlite import rows
+from lucius.adapters import rows
 from lucius.adapters.sqlite.store import Store
 from lucius.core.decision import JobView
 from lucius.core.model import Instant, Job, JobStatus, Step

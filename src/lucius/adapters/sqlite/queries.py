@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, groupby, product
 from typing import Any
 
+from lucius.adapters import rows
 from lucius.adapters.cursor import decode_cursor, encode_cursor
-from lucius.adapters.sqlite import rows
 from lucius.adapters.sqlite.live import Mirror, first_id_after
 from lucius.adapters.sqlite.store import Row, Store
 from lucius.core.decision import EndedAttempt, JobView

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from lucius.adapters import rows
 from lucius.adapters.cursor import decode_cursor, encode_cursor
-from lucius.adapters.sqlite import rows
 from lucius.adapters.sqlite.store import Store
 from lucius.core.model import ReviewItem, ReviewKind, ReviewStatus
 from lucius.ports.ledger import ReviewFilter, ReviewGroup, ReviewPage

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lucius.adapters.sqlite import rows
+from lucius.adapters import rows
 from lucius.adapters.sqlite.store import Store
 from lucius.ports.errors import LedgerCorrupt, VersionConflict, VersionPublished
 from lucius.ports.protocols import ProtocolVersion, Versions, forbidden

@@ -1,4 +1,6 @@
-"""Records as rows and back."""
+"""Records as the JSON text of a row, and back. Text, so that a person can read it with the database's own shell."""
+
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -17,6 +19,7 @@ step = msgspec.json.Decoder(Step).decode
 ended_attempt = msgspec.json.Decoder(EndedAttempt).decode
 outbox_row = msgspec.json.Decoder(OutboxRow).decode
 _event = msgspec.json.Decoder(Event).decode
+_events = msgspec.json.Decoder(list[Event]).decode
 quarantined = msgspec.json.Decoder(Quarantined).decode
 review = msgspec.json.Decoder(ReviewItem).decode
 protocol = msgspec.json.Decoder(Protocol).decode
@@ -46,7 +49,6 @@ def ended_or_none(body: str | bytes) -> EndedAttempt | None:
 
 
 def body(record: Struct) -> str:
-    """Text rather than a blob, so that a person can read it with the sqlite3 shell."""
     return _encoder.encode(record).decode()
 
 
@@ -57,3 +59,23 @@ def head(record: Job) -> str:
 
 def job(command: str, head: str) -> Job:
     return _job.decode(f'{{"command":{command},{head[1:]}')
+
+
+def events(records: Sequence[Event]) -> str:
+    """The events of one commit, as one text, without the job's id, which the row has."""
+    return _encoder.encode([replace(record, job_id="") for record in records]).decode()
+
+
+def events_of(job_id: str, body: str) -> list[Event]:
+    """Raises LedgerCorrupt, as `event`."""
+    try:
+        return [replace(record, job_id=job_id) for record in _events(body)]
+    except msgspec.DecodeError as error:
+        raise LedgerCorrupt(f"events in the ledger can't be read: {error}") from error
+
+
+def events_or_none(job_id: str, body: str) -> list[Event] | None:
+    try:
+        return [replace(record, job_id=job_id) for record in _events(body)]
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
+        return None
