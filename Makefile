@@ -1,13 +1,17 @@
-# Everything a fresh machine needs beyond Python 3.11, pip and make is fetched into .uv and .venv.
+# Everything a fresh machine needs beyond Python 3.11, pip and make is fetched into .uv and .venv. Only the tests'
+# PostgreSQL comes from the system's packages.
 PYTHON ?= python3
 UV_VERSION := 0.13.7
 UV := .uv/bin/uv
 BIN := .venv/bin
 MINUTES ?= 10
 
-.PHONY: setup demo dev test check format bench soak schemas docs clean
+.PHONY: setup servers demo dev test check format bench soak schemas docs clean
 
-setup: .venv/.done
+setup: .venv/.done servers
+
+servers:  ## what the tests start for themselves, installed where it is missing and we may
+	@scripts/test_servers.sh
 
 .venv/.done: pyproject.toml uv.lock | $(UV)
 	$(UV) sync --frozen --all-extras --python $(PYTHON)
@@ -16,22 +20,22 @@ setup: .venv/.done
 $(UV):  # --target needs neither the venv module nor the right to install into the system
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --target .uv uv==$(UV_VERSION)
 
-demo: setup  ## run the main job, with failures, and print a verdict
+demo: .venv/.done  ## run the main job, with failures, and print a verdict
 	$(BIN)/lucius demo
 
-dev: setup  ## the whole stack until Ctrl-C
+dev: .venv/.done  ## the whole stack until Ctrl-C
 	$(BIN)/lucius dev
 
 test: setup  ## every test
 	$(BIN)/pytest -n 2 --dist worksteal
 
-check: setup  ## lint, format, types, import rules
+check: .venv/.done  ## lint, format, types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: setup
+format: .venv/.done
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -43,10 +47,10 @@ soak: setup  ## long simulation and kill runs
 	$(BIN)/python -m tests.simulation.soak --minutes $(MINUTES)
 	$(BIN)/python -m tests.e2e.kill_soak --minutes $(MINUTES)
 
-schemas: setup  ## write the published schemas; refuses a change that is not additive
+schemas: .venv/.done  ## write the published schemas; refuses a change that is not additive
 	$(BIN)/python -m scripts.schemas
 
-docs: setup  ## write the pages that are generated from code
+docs: .venv/.done  ## write the pages that are generated from code
 	$(BIN)/python -m scripts.state_diagram
 	$(BIN)/python -m scripts.error_codes
 	$(BIN)/python -m scripts.retry_matrix

@@ -17,7 +17,7 @@ from lucius.core.protocol import OF_THE_ENGINE
 from lucius.core.routing import LANES, lane_of
 from lucius.settings import load_settings
 from lucius.wiring import Runtime, open_runtime
-from tests.e2e.support import free_port
+from tests.support.ports import free_port
 
 KEY = "key-for-tests"
 TENANT_OF_LANE = {lane_of(name): name for name in (f"tenant-{n}" for n in range(500))}

@@ -3,9 +3,7 @@
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,22 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support.ports import free_port
+
 REPO = Path(__file__).parents[2]
 KEY = "e2e-key"
 READY_SECONDS = 60.0
-# Below the range from which systems give out client ports: otherwise a client that calls a server that is down
-# may be given the very port it calls, and talk to itself.
-PORTS = range(20_000, 32_000)
 
 Json = dict[str, Any]
-
-
-def free_port() -> int:
-    for port in random.SystemRandom().sample(PORTS, 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError("no free port")
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lucius.adapters.ledger_sqlite import SqliteLedger
-from tests.e2e.support import free_port
+from tests.support.ports import free_port
 
 
 def damage(path: Path) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.support import Api, free_port, until
+from tests.e2e.support import Api, until
+from tests.support.ports import free_port
 
 LUCIUS = (sys.executable, "-m", "lucius.cli")
 STOPS_WITHIN = 8.0

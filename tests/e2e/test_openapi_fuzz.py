@@ -21,8 +21,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.e2e.fuzz_people import People
-from tests.e2e.support import KEY, REPO, Api, free_port, until
+from tests.e2e.support import KEY, REPO, Api, until
 from tests.support.api import command, identity
+from tests.support.ports import free_port
 
 EXAMPLES = 80
 CHECKS = [

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.support import KEY, REPO, Api, Json, Stack, Zygote, free_port, until
+from tests.e2e.support import KEY, REPO, Api, Json, Stack, Zygote, until
+from tests.support.ports import free_port
 
 STOPS_WITHIN = 8.0
 COMMANDS = {

@@ -11,15 +11,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Self
 
+from tests.support.ports import free_port
+
 READY_SECONDS = 10.0
 
 
 class RedisServer:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = int(probe.getsockname()[1])
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
