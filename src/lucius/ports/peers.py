@@ -10,14 +10,15 @@ from lucius.core.model import Instant, Millis
 class Wake(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What became durable elsewhere, so far as somebody here may wait for it.
 
-    `ready` are services and lanes with rows that nobody has taken, `picked_up` services that can be given more.
+    `ready` are services and lanes with rows that nobody has taken, `picked_up` services that can be given more, `due` is
+    the first deadline that comes before anybody would look by himself.
     """
 
     ready: tuple[tuple[str, int], ...] = ()
     picked_up: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()
-    due: bool = False
+    due: Instant | None = None
 
 
 class Presence(Protocol):

@@ -13,11 +13,21 @@ Migrations only add: tables, columns with defaults, functions under a new name. 
 meanwhile; what it needs is dropped one release later.
 """
 
-Migration = tuple[str, ...]
+from msgspec import Struct
+
+from lucius.adapters.postgres.functions import COMMIT, DUE, POLL, TAKE, TICK
+
+
+class Migration(Struct, frozen=True):
+    """`compatible_with` is the oldest version whose code can still run on the result."""
+
+    statements: tuple[str, ...]
+    compatible_with: int
+
 
 _KEY = 'text COLLATE "C" NOT NULL'  # compared byte by byte: the order does not depend on the server's locale
 
-_FIRST: Migration = (
+_FIRST = (
     f"""
     CREATE TABLE jobs (
         id           bigint PRIMARY KEY,
@@ -183,7 +193,8 @@ _FIRST: Migration = (
         f"ALTER TABLE {table} SET (autovacuum_vacuum_insert_scale_factor = 0.05)"
         for table in ("jobs", "done", "attempts", "events")
     ),
+    *(COMMIT, TAKE, DUE, TICK, POLL),
 )
 
-MIGRATIONS: tuple[Migration, ...] = (_FIRST,)
+MIGRATIONS: tuple[Migration, ...] = (Migration(_FIRST, compatible_with=1),)
 """Number n brings a schema from version n-1 to n. Never edit one that was released; add another."""
