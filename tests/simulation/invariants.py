@@ -26,7 +26,7 @@ from lucius.core.model import (
     Step,
     StepStatus,
 )
-from lucius.core.protocol import CONTAINERS, Place, StepSpec, spec_id
+from lucius.core.protocol import CONTAINERS, OF_THE_ENGINE, Place, StepSpec, spec_id
 from tests.simulation.disk import Before
 from tests.simulation.scenery import LEASE_SLACK_MS
 
@@ -329,7 +329,7 @@ def clocks(step: Step, *, paused: bool) -> Iterator[tuple[str, Instant]]:
 
 
 def counters_equal_the_truth(change: Change, known: Known) -> Iterator[str]:
-    share = _share(change.record)
+    share = _share(change.record, drifted=change.job_id in known.drifted)
     known.totals.subtract(known.share.get(change.job_id, {}))
     known.totals.update(share)
     known.share[change.job_id] = share
@@ -342,8 +342,8 @@ def counters_equal_the_truth(change: Change, known: Known) -> Iterator[str]:
         yield f"there are more than may be: {over}"
 
 
-def _share(record: _Record) -> dict[str, int]:
-    """What one job adds to the counters, worked out from all of its steps."""
+def _share(record: _Record, *, drifted: bool) -> dict[str, int]:
+    """What one job adds to the counters, worked out from all of its steps and rows."""
     job = record.job
     if job.status in TERMINAL_JOB:
         return {}
@@ -359,7 +359,22 @@ def _share(record: _Record) -> dict[str, int]:
         claimed = step.status is StepStatus.DISPATCHING and step.attempt.claimed_at is not None
         if claimed or step.status is StepStatus.INITIATED:
             share[f"unacked/{step.service}"] += 1
+    free_to_go = _dispatching(record) if drifted else _in_the_outbox(record)
+    share.update(f"pending/{service}/{lane}" for service, lane in free_to_go if service not in OF_THE_ENGINE)
     return dict(share)
+
+
+def _in_the_outbox(record: _Record) -> Iterator[tuple[str, int]]:
+    for row in record.outbox.values():
+        if row.status is OutboxStatus.PENDING and row.claimed_at is None and row.next_attempt_at is None:
+            yield row.service, row.lane
+
+
+def _dispatching(record: _Record) -> Iterator[tuple[str, int]]:
+    """The same where we took a row away: counters follow the steps, as the repair does."""
+    for step in record.steps.values():
+        if step.status is StepStatus.DISPATCHING and step.attempt.claimed_at is None and not step.attempt.held:
+            yield step.service, step.attempt.routing.lane
 
 
 def what_runs_is_active(change: Change, _: Known) -> Iterator[str]:

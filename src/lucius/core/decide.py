@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from lucius.core import approvals, callbacks, containers, control, deadlines, notices, tasks, turns, waits
+from lucius.core.counters import counted, unacked_counter
 from lucius.core.decision import Applied, Decision, Env, Ignored, JobView, Refused, Reply
-from lucius.core.draft import Draft, counted, unacked_counter
+from lucius.core.draft import Draft
 from lucius.core.inputs import (
     Ack,
     Adopt,

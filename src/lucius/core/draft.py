@@ -6,6 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from lucius.core.chain import hash_of, link, seal
+from lucius.core.counters import job_counters, step_counter
 from lucius.core.decision import Decision, EndedAttempt, Env, JobView, MissingSteps, Reply
 from lucius.core.inputs import Cap
 from lucius.core.model import (
@@ -310,10 +311,13 @@ class Draft:
         moves = dict.fromkeys(job_counters(self.job), by)
         for step_id, step in self._changed.items():
             before = was.steps.get(step_id) if was else None
-            by = is_unacked(step) - (before is not None and is_unacked(before))
-            if by:
-                counter = unacked_counter(step.service)
-                moves[counter] = moves.get(counter, 0) + by
+            left, joined = step_counter(before) if before is not None else None, step_counter(step)
+            if left == joined:
+                continue
+            if left is not None:
+                moves[left] = moves.get(left, 0) - 1
+            if joined is not None:
+                moves[joined] = moves.get(joined, 0) + 1
         return {counter: by for counter, by in moves.items() if by}
 
 
@@ -331,38 +335,6 @@ def counts(job: Job, step: Step) -> bool:
 def is_voided(job: Job, step: Step) -> bool:
     """Whether a later run was told to do this step again."""
     return any(step.run_no < void.run_no and step.index >= void.index for void in job.voids)
-
-
-def is_unacked(step: Step) -> bool:
-    """Handed over, or about to be, and not picked up: what `LUCIUS_MAX_UNACKED` caps."""
-    return step.status is StepStatus.INITIATED or (
-        step.status is StepStatus.DISPATCHING and step.attempt.claimed_at is not None
-    )
-
-
-def counted(job: Job, active_steps: Any) -> dict[str, int]:
-    """What a job adds to the in-flight counters as it stands."""
-    if not job.live:
-        return {}
-    counts = dict.fromkeys(job_counters(job), 1)
-    for step in active_steps:
-        if is_unacked(step):
-            counter = unacked_counter(step.service)
-            counts[counter] = counts.get(counter, 0) + 1
-    return counts
-
-
-def job_counters(job: Job) -> tuple[str, ...]:
-    return (
-        "jobs",
-        f"jobs/tenant/{job.tenant_id}",
-        f"jobs/mode/{job.routing.resolved_mode}",
-        f"jobs/protocol/{job.protocol_id}",
-    )
-
-
-def unacked_counter(service: str) -> str:
-    return f"unacked/{service}"
 
 
 def step_clock(step: Step, paused: bool = False) -> Instant | None:

@@ -9,7 +9,7 @@ from msgspec.structs import asdict, replace
 from lucius.contract import AttemptView, EventView, JobSummary, StepWithAttempts
 from lucius.contract import JobView as JobAnswer
 from lucius.contract_control import AuditView
-from lucius.core.decide import unacked_counter
+from lucius.core.counters import unacked_by_service
 from lucius.core.decision import Env, JobView
 from lucius.core.model import BlockedReason, Job
 from lucius.ports.ledger import JobFilter, Ledger, Reader
@@ -18,8 +18,6 @@ from lucius.service.auth import Principal
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.hub import Hub
 from lucius.service.views import Explainer, attempt_views, event_view, job_summary, job_view, step_views
-
-UNACKED = unacked_counter("")
 
 
 class Queries:
@@ -126,12 +124,8 @@ class Queries:
         return Explainer(self._env, await self._saturated())
 
     async def _saturated(self) -> frozenset[str]:
-        counters = await self._reader.counters()
-        return frozenset(
-            counter.removeprefix(UNACKED)
-            for counter, n in counters.items()
-            if counter.startswith(UNACKED) and n >= self._max_unacked
-        )
+        unacked = unacked_by_service(await self._reader.counters())
+        return frozenset(service for service, n in unacked.items() if n >= self._max_unacked)
 
 
 def _seen(view: JobView | None, job_id: str, who: Principal) -> JobView:

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from lucius.core.counters import counted
 from lucius.core.decision import Env, JobView
 from lucius.core.explain import explain
 from lucius.core.model import (
@@ -198,7 +199,13 @@ def _check_counters(at: Standing) -> None:
         if step.status is StepStatus.INITIATED or being_published:
             counter = f"unacked/{step.service}"
             truth[counter] = truth.get(counter, 0) + 1
+    for row in at.pending.values():
+        free_to_go = row.claimed_at is None and row.next_attempt_at is None
+        if free_to_go and not row.service.startswith("lucius."):
+            counter = f"pending/{row.service}/{row.lane}"
+            truth[counter] = truth.get(counter, 0) + 1
     assert {counter: n for counter, n in at.counters.items() if n} == truth
+    assert counted(job, at.alive.values()) == truth, "a recount comes to something else"
 
 
 def _check_clock(at: Standing) -> None:

@@ -26,7 +26,7 @@ class TestRule6WaitingBurnsNothing:
         cap = Cap(unacked_counter("ocr-svc"), 1000)
         getattr(story, hand_over)(caps=(cap,))
         assert story.decision.caps == (cap,)
-        assert story.decision.counters == {"unacked/ocr-svc": 1}
+        assert story.decision.counters == {"pending/ocr-svc/14": -1, "unacked/ocr-svc": 1}
 
     def test_a_directive_counts_as_unacked_from_the_claim_until_it_is_picked_up(self) -> None:
         story = Story().dispatched()
@@ -167,7 +167,7 @@ class TestTakenByTheEngineItself:
         assert story.step.status is StepStatus.PROCESSING
         assert story.row.status is OutboxStatus.SENT
         assert story.attempt.lease_expires_at == story.job.due_at == story.now + 15 * MINUTE
-        assert story.decision.counters == {}
+        assert story.decision.counters == {"pending/ocr-svc/14": -1}
 
     def test_a_paused_job_keeps_it_back(self) -> None:
         story = Story().dispatched()
