@@ -39,9 +39,14 @@ format: .venv/.done
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## jobs per second and latency, real processes
+bench: setup  ## jobs per second and latency, real processes; LEDGER=postgres for that ledger, and DBOS beside it
+ifeq ($(LEDGER),postgres)
+	$(UV) sync --frozen --all-extras --group bench --python $(PYTHON)
+	$(BIN)/python -m bench.run_postgres
+else
 	$(BIN)/python -m bench.run
 	$(BIN)/python -m bench.worker
+endif
 
 soak: setup  ## long simulation and kill runs
 	$(BIN)/python -m tests.simulation.soak --minutes $(MINUTES)

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -40,23 +41,28 @@ class Client:
 
 
 async def run(base_url: str, api_key: str, inflight: int, seconds: float, prefix: str) -> dict[str, float]:
-    """Jobs per second and latencies over `seconds`, after a warm-up of a fifth of that."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60)) as session:
-        client = Client(base_url, api_key, session)
-        start = time.perf_counter() + seconds / 5
-        stop = start + seconds
-        taken: list[float] = []
+        return await closed_loop(Client(base_url, api_key, session).job, inflight, seconds, prefix)
 
-        async def lane(n: int) -> None:
-            i = 0
-            while (now := time.perf_counter()) < stop:
-                latency = await client.job(f"{prefix}-{n}-{i}")
-                i += 1
-                if now >= start and time.perf_counter() <= stop:
-                    taken.append(latency)
 
-        await asyncio.gather(*(lane(n) for n in range(inflight)))
+async def closed_loop(
+    job: Callable[[str], Awaitable[float]], inflight: int, seconds: float, prefix: str
+) -> dict[str, float]:
+    """Jobs per second and latencies over `seconds`, after a warm-up of a fifth of that."""
+    start = time.perf_counter() + seconds / 5
+    stop = start + seconds
+    taken: list[float] = []
+
+    async def lane(n: int) -> None:
+        i = 0
+        while time.perf_counter() < stop:
+            latency = await job(f"{prefix}-{n}-{i}")
+            i += 1
+            if start <= time.perf_counter() <= stop:
+                taken.append(latency)
+
+    await asyncio.gather(*(lane(n) for n in range(inflight)))
     taken.sort()
     return {
         "jobs_per_second": len(taken) / seconds,

@@ -6,73 +6,35 @@ python -m bench.run [--runs 3] [--seconds 8] [--behind 100000]
 import argparse
 import contextlib
 import json
-import os
 import shutil
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 from bench.history import write_history
+from bench.processes import free_port, process, wait_ready
 
 KEY = "bench-key"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
-def process(*command: str, log: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    with open(log, "wb") as stderr:
-        started = subprocess.Popen([sys.executable, *command], env={**os.environ, **env}, stderr=stderr)
-    try:
-        yield started
-    finally:
-        started.send_signal(signal.SIGTERM)
-        try:
-            started.wait(10)
-        except subprocess.TimeoutExpired:
-            started.kill()
-            started.wait()
-
-
-def wait_ready(base_url: str, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            raise SystemExit("the server did not start; run it by hand to see why")
-        try:
-            with urllib.request.urlopen(f"{base_url}/readyz", timeout=1):
-                return
-        except OSError:
-            time.sleep(0.05)
-    raise SystemExit("the server was not ready in time")
-
-
-@contextlib.contextmanager
-def stack(data_dir: Path) -> Iterator[str]:
-    """API + engine on SQLite, and one process of services that answer at once."""
+def stack(data_dir: Path, ledger_url: str = "") -> Iterator[str]:
+    """API + engine, on SQLite unless told, and one process of services that answer at once."""
     port = free_port()
     base_url = f"http://127.0.0.1:{port}"
     env = {
         "LUCIUS_DATA_DIR": str(data_dir),
+        "LUCIUS_LEDGER_URL": ledger_url,
         "LUCIUS_DEV_API_KEY": KEY,
         "LUCIUS_ORCHESTRATOR_URL": base_url,
     }
     serve = ("-m", "uvicorn", "--factory", "lucius.api.app:create_app", "--port", str(port), "--log-level", "warning")
     data_dir.mkdir(parents=True, exist_ok=True)
     with process(*serve, log=data_dir / "server.log", **env) as server:
-        wait_ready(base_url, server)
+        wait_ready(f"{base_url}/readyz", server)
         services = ("-m", "bench.services", "--base-url", base_url, "--api-key", KEY, "--data-dir", str(data_dir))
         with process(*services, log=data_dir / "services.log"):
             yield base_url

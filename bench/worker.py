@@ -19,7 +19,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from bench.run import free_port
+from bench.processes import free_port
 from lucius.adapters.bus_memory import MemoryBus
 from lucius.contract import CallbackUrls, Directive
 from lucius.worker import Service, StepContext, StepResult

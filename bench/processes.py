@@ -1,0 +1,66 @@
+"""Processes for a measurement: started, waited for, ended, and what they cost."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def process(*command: str, log: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    with open(log, "wb") as stderr:
+        started = subprocess.Popen([sys.executable, *command], env={**os.environ, **env}, stderr=stderr)
+    try:
+        yield started
+    finally:
+        started.send_signal(signal.SIGTERM)
+        try:
+            started.wait(10)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+
+
+def wait_ready(url: str, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise SystemExit("the server did not start; run it by hand to see why")
+        try:
+            with urllib.request.urlopen(url, timeout=1):
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise SystemExit("the server was not ready in time")
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """User and system time so far of these processes and all below them, those that have ended included."""
+    below: dict[int, list[int]] = {}
+    spent: dict[int, float] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            below.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+            spent[int(stat.parent.name)] = sum(map(int, fields[11:15])) / TICKS  # children that were waited for count
+    total, rest = 0.0, list(pids)
+    while rest:
+        pid = rest.pop()
+        total += spent.get(pid, 0.0)
+        rest += below.get(pid, [])
+    return total
