@@ -15,6 +15,6 @@ def decode_cursor(cursor: str, of: str = "jobs") -> int:
     except ValueError as error:
         raise ValueError("not a cursor of this list") from error
     digits = raw.removeprefix(prefix)
-    if not raw.startswith(prefix) or not digits.isdigit() or len(digits) > 18:
+    if not raw.startswith(prefix) or not digits.isdigit() or len(digits) > 19 or int(digits) >= 2**63:
         raise ValueError("not a cursor of this list")
     return int(digits)

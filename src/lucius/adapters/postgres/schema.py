@@ -158,6 +158,7 @@ _FIRST = (
     )
     """,
     "CREATE INDEX reviews_by_status ON reviews (status, id)",
+    "CREATE INDEX reviews_by_tenant ON reviews (tenant_id, status, id)",
     "CREATE INDEX reviews_by_job ON reviews (job_id)",
     "CREATE INDEX reviews_open ON reviews (signature, kind, tenant_id, id) WHERE status = 'OPEN'",
     f"CREATE TABLE protocols (digest {_KEY} PRIMARY KEY, body text NOT NULL)",
