@@ -5,8 +5,8 @@ import base64
 import os
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -117,8 +117,24 @@ def open_publisher(settings: Settings) -> Publisher | None:
             from lucius.adapters.bus_memory import MemoryBus
 
             return MemoryBus()
+        case "redis" | "rediss" | "unix":
+            with _understood():
+                from lucius.adapters.bus_redis.publisher import RedisPublisher
+
+                return RedisPublisher(settings.bus_url)
         case other:
-            raise SettingsError(f"LUCIUS_BUS_URL: no bus for {other!r}; known: local:, memory:")
+            raise SettingsError(f"LUCIUS_BUS_URL: no bus for {other!r}; known: local:, memory:, redis://…")
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Raises SettingsError for a bus URL that can't be one, or whose packages are not there."""
+    try:
+        yield
+    except ImportError as error:
+        raise SettingsError("LUCIUS_BUS_URL: redis:// needs the extra: pip install 'lucius[redis]'") from error
+    except ValueError as error:
+        raise SettingsError(f"LUCIUS_BUS_URL: {error}") from None
 
 
 def open_caller(settings: Settings, config: ConfigSource, clock: Clock) -> Caller:

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+import redis
 from aiohttp import web
 
 from lucius.adapters.bus_local import LocalConsumer, PullRefused
 from lucius.adapters.bus_memory import MemoryBus
+from lucius.adapters.bus_redis.consumer import RedisConsumer
+from lucius.adapters.bus_redis.publisher import RedisPublisher
 from lucius.contract import Directive
 from lucius.ports.bus import Consumer
 from lucius.ports.errors import BusDown, MessageRefused
 from tests.conformance.control_plane import QUIET, ControlPlane, control_plane
+from tests.support.redis import RedisServer
 from tests.unit.worker.support import API_KEY, FakeOrchestrator, directive, fake_orchestrator, until
 
 
@@ -74,6 +78,37 @@ class LocalHarness:
         return self._plane.waiting()
 
 
+class RedisHarness:
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._publisher = RedisPublisher(server.url)
+        self._consumers: list[RedisConsumer] = []
+
+    async def offer(self, *directives: Directive) -> None:
+        for one in directives:
+            await self._publisher.publish(f"global-bus-p{one.lane}", one)
+
+    def consumer(self, service: str, lanes: Iterable[int] | None = None) -> Consumer:
+        consumer = RedisConsumer(self._server.url, service, lanes)
+        self._consumers.append(consumer)
+        return consumer
+
+    async def go_down(self) -> None:
+        self._server.stop()
+
+    async def come_up(self) -> None:
+        self._server.start()
+
+    def waiting(self) -> int:
+        with redis.Redis.from_url(self._server.url) as client:
+            return int(client.info("clients")["blocked_clients"])
+
+    async def close(self) -> None:
+        for consumer in self._consumers:
+            await consumer.close()
+        await self._publisher.close()
+
+
 @asynccontextmanager
 async def memory_bus(_: Path) -> AsyncIterator[Bus]:
     yield MemoryHarness()
@@ -85,7 +120,22 @@ async def local_bus(folder: Path) -> AsyncIterator[Bus]:
         yield LocalHarness(plane)
 
 
-BUSES: dict[str, Callable[[Path], AbstractAsyncContextManager[Bus]]] = {"memory": memory_bus, "local": local_bus}
+@asynccontextmanager
+async def redis_bus(folder: Path) -> AsyncIterator[Bus]:
+    server = RedisServer(folder, durable=True).start()
+    bus = RedisHarness(server)
+    try:
+        yield bus
+        await bus.close()
+    finally:
+        server.stop()
+
+
+BUSES: dict[str, Callable[[Path], AbstractAsyncContextManager[Bus]]] = {
+    "memory": memory_bus,
+    "local": local_bus,
+    "redis": redis_bus,
+}
 
 
 @pytest.fixture(params=BUSES)
@@ -171,6 +221,14 @@ async def test_a_bus_that_is_down_says_so_and_loses_nothing(bus: Bus) -> None:
         await consumer.pull(1, 0)
     await bus.come_up()
     assert jobs(await consumer.pull(1, 0)) == ["job-1"]
+
+
+async def test_what_is_settled_is_nobody_s_any_more(bus: Bus) -> None:
+    await bus.offer(asked(1), asked(2))
+    consumer = bus.consumer("ocr")
+    directives = await consumer.pull(10, 0)
+    assert await consumer.settle(directives) == [True, True]
+    assert await bus.consumer("ocr").pull(10, 0) == []
 
 
 class TestMemory:

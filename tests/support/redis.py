@@ -17,8 +17,10 @@ READY_SECONDS = 10.0
 
 
 class RedisServer:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, durable: bool = False) -> None:
+        """`durable`: it knows after a restart what it knew before."""
         self._folder = folder
+        self._durable = durable
         self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -28,9 +30,8 @@ class RedisServer:
 
     def start(self) -> Self:
         command = [str(_binary()), "--port", str(self._port), "--bind", "127.0.0.1", "--save", ""]
-        self._process = subprocess.Popen(
-            [*command, "--appendonly", "no", "--dir", str(self._folder)], stdout=subprocess.DEVNULL
-        )
+        keeping = ["--appendonly", "yes", "--appendfsync", "always"] if self._durable else ["--appendonly", "no"]
+        self._process = subprocess.Popen([*command, *keeping, "--dir", str(self._folder)], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + READY_SECONDS
         while not self._answers():
             assert self._process.poll() is None, "the server ended at once"
@@ -39,7 +40,7 @@ class RedisServer:
         return self
 
     def stop(self) -> None:
-        """kill -9: what it knew is gone."""
+        """kill -9: what it knew is gone, unless it is durable."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -5,7 +5,7 @@ Waits only on futures and the loop's own timeouts, so that a loop with a virtual
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from lucius.contract import Directive
 from lucius.ports.errors import BusDown, MessageRefused
@@ -102,6 +102,9 @@ class MemoryConsumer:
         except TimeoutError:
             pass
         return taken
+
+    async def settle(self, directives: Sequence[Directive]) -> list[bool]:
+        return [True] * len(directives)  # given out but once
 
     async def close(self) -> None:
         """Nothing to let go of: the bus is its owner's."""

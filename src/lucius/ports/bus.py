@@ -1,10 +1,14 @@
 """How a directive leaves us, and how a service gets it.
 
 A push bus has a Publisher that the relay feeds. A pull bus (`local:`) has none: services ask, and the ledger's
-outbox is the queue. Services see only a Consumer, whichever it is.
+outbox is the queue. Services see only a Consumer, whichever it is. A bus that gives out a message again when its
+consumer died puts aside what nobody can take: DeadLetters.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
+
+from msgspec import Struct
 
 from lucius.contract import Directive
 
@@ -22,5 +26,36 @@ class Consumer(Protocol):
 
         Raises BusDown.
         """
+
+    async def settle(self, directives: Sequence[Directive]) -> list[bool]:
+        """Done with these, which `pull` gave: nobody is to get them again. For each, whether it was still ours.
+
+        Raises BusDown, and may have done it all the same; asked again, it then says that they are not ours.
+        """
+
+    async def close(self) -> None: ...
+
+
+class DeadLetter(Struct, frozen=True, kw_only=True):
+    """What a message on the bus was about that nobody will get any more. Empty where it did not say."""
+
+    letter_id: str
+    reason: str
+    deliveries: int = 0
+    job_id: str = ""
+    step_id: str = ""
+    tenant_id: str = ""
+    attempt_no: int = 0
+    lease_id: str = ""
+
+
+class DeadLetters(Protocol):
+    """Each letter goes to one of those who ask; should it die with it, to another."""
+
+    async def take(self, max_letters: int, wait_seconds: float) -> list[DeadLetter]:
+        """Waits for the first one, up to `wait_seconds`. Raises BusDown."""
+
+    async def settle(self, letters: Sequence[DeadLetter]) -> None:
+        """Raises BusDown."""
 
     async def close(self) -> None: ...

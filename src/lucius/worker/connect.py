@@ -16,7 +16,18 @@ def open_consumer(settings: WorkerSettings, service: str) -> Consumer:
         from lucius.adapters.bus_local import LocalConsumer  # noqa: PLC0415
 
         return LocalConsumer(settings.orchestrator_url, service, settings.api_key, settings.lanes, Resolver())
-    raise BadSetting(f"LUCIUS_BUS_URL: no bus {settings.bus_url!r} that a service process can reach; there is: local:")
+    if scheme in ("redis", "rediss", "unix"):
+        try:
+            from lucius.adapters.bus_redis.consumer import RedisConsumer  # noqa: PLC0415 - its client is an extra
+        except ImportError as error:
+            raise BadSetting(f"LUCIUS_BUS_URL: {scheme}: URLs need the extra: pip install 'lucius[redis]'") from error
+        try:
+            return RedisConsumer(settings.bus_url, service, settings.lanes, settings.topic_layout)
+        except ValueError as error:
+            raise BadSetting(f"LUCIUS_BUS_URL: {error}") from error
+    raise BadSetting(
+        f"LUCIUS_BUS_URL: no bus for such {scheme}: URLs that a service process can reach; there are local: and redis://…"
+    )
 
 
 def open_store(url: str, journal: Journal) -> IdempotencyStore:

@@ -16,6 +16,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     orchestrator_url: str = DEFAULT_URL
     api_key: str = ""
     bus_url: str = "local:"
+    topic_layout: str = "shared"
+    """As the orchestrator has it: a bus with topics has others for `isolated`."""
     idempotency_url: str = ""
     """Empty: SQLite in the data folder, or memory without one."""
     data_dir: Path | None = None
@@ -73,6 +75,8 @@ def settings_from(environ: Mapping[str, str] | None = None) -> WorkerSettings:
     roots = environ.get("LUCIUS_FILE_ROOTS")
     if roots:
         found["file_roots"] = tuple(Path(root) for root in roots.split(os.pathsep) if root)
+    if environ.get("LUCIUS_TOPIC_LAYOUT"):
+        found["topic_layout"] = _layout(environ["LUCIUS_TOPIC_LAYOUT"].strip())
     if environ.get("LUCIUS_LANES"):
         lanes = environ["LUCIUS_LANES"].split(",")
         found["lanes"] = tuple(int(_number("LUCIUS_LANES", lane.strip(), int, 0, 15)) for lane in lanes)
@@ -80,6 +84,12 @@ def settings_from(environ: Mapping[str, str] | None = None) -> WorkerSettings:
     if origin(settings.orchestrator_url) is None:
         raise BadSetting(f"LUCIUS_ORCHESTRATOR_URL must be an http:// or https:// address, not {_shown(settings)}")
     return settings
+
+
+def _layout(text: str) -> str:
+    if text not in ("shared", "isolated"):
+        raise BadSetting(f"LUCIUS_TOPIC_LAYOUT must be shared or isolated, not {text!r}")
+    return text
 
 
 def _shown(settings: WorkerSettings) -> str:

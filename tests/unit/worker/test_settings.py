@@ -201,7 +201,7 @@ def serving(orchestrator: FakeOrchestrator, **more: str) -> dict[str, str]:
     [
         ({}, "LUCIUS_API_KEY is not set"),
         ({"LUCIUS_API_KEY": "k", "LUCIUS_LANES": "x"}, "LUCIUS_LANES must be"),
-        ({"LUCIUS_API_KEY": "k", "LUCIUS_BUS_URL": "kafka:"}, "LUCIUS_BUS_URL: no bus 'kafka:'"),
+        ({"LUCIUS_API_KEY": "k", "LUCIUS_BUS_URL": "kafka:"}, "LUCIUS_BUS_URL: no bus for such kafka: URLs"),
         ({"LUCIUS_API_KEY": "k", "LUCIUS_HEALTH_PORT": "{taken}"}, "LUCIUS_HEALTH_PORT: can't listen on"),
     ],
 )

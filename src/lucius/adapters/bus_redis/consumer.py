@@ -1,0 +1,81 @@
+"""A service's side: directives of its lanes, each kept from others while it is at work here."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from lucius.adapters.bus_redis.address import parse
+from lucius.adapters.bus_redis.group import Group, Message, Place
+from lucius.adapters.bus_redis.line import CALL_SECONDS
+from lucius.contract import Directive
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+_decode = msgspec.json.Decoder(Directive).decode
+
+
+class _Key(NamedTuple):
+    """A message published twice is one directive, settled once."""
+
+    job_id: str
+    step_id: str
+    attempt_no: int
+    lease_id: str
+
+
+class RedisConsumer:
+    """Raises ValueError for a URL that can't be one."""
+
+    def __init__(
+        self,
+        url: str,
+        service: str,
+        lanes: Iterable[int] | None = None,
+        layout: str = "shared",
+        call_seconds: float = CALL_SECONDS,
+    ) -> None:
+        address = parse(url)
+        self._group = Group(
+            address.url,
+            address.streams(service, lanes, layout),
+            service,
+            idle_seconds=address.idle_seconds,
+            deliveries=address.deliveries,
+            dead=address.dead,
+            call_seconds=call_seconds,
+        )
+        self._places: dict[_Key, list[Place]] = {}
+
+    async def pull(self, max_directives: int, wait_seconds: float) -> list[Directive]:
+        found: list[Directive] = []
+        for message in await self._group.take(max_directives, max(wait_seconds, 0.0)):
+            directive = await self._read(message)
+            if directive is not None:
+                self._places.setdefault(_key(directive), []).append(message.place)
+                found.append(directive)
+        return found
+
+    async def settle(self, directives: Sequence[Directive]) -> list[bool]:
+        asked = [self._places.get(_key(directive), []) for directive in directives]
+        places = [place for some in asked for place in some]
+        ours = dict(zip(places, await self._group.settle(places), strict=True))
+        for directive in directives:
+            self._places.pop(_key(directive), None)
+        return [any(ours[place] for place in some) for some in asked]
+
+    async def close(self) -> None:
+        await self._group.close()
+
+    async def _read(self, message: Message) -> Directive | None:
+        try:
+            return _decode(message.fields.get("directive", b""))
+        except msgspec.DecodeError as error:
+            log.error("directive put aside: it can't be read", stream=message.place.stream, reason=str(error))
+            await self._group.bury(message.place, "UNREADABLE")
+            return None
+
+
+def _key(directive: Directive) -> _Key:
+    return _Key(directive.jobId, directive.stepId, directive.attempt_no, directive.lease_id)

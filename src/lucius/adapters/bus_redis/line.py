@@ -1,0 +1,117 @@
+"""One connection to Redis that knows whether what it was asked had left us when it broke."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from redis.asyncio import ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from lucius.ports.errors import BusDown, OutcomeUnknown
+
+CONNECT_SECONDS = 2.0
+CALL_SECONDS = 3.0
+FRESH_SECONDS = 1.0  # unused for longer, it may have broken without a word
+
+Argument = bytes | str | int | float
+Command = Sequence[Argument]
+
+
+class Script:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+class Line:
+    """Connects when first used, and again whenever it must. One call at a time; others wait for their turn."""
+
+    def __init__(self, url: str, call_seconds: float = CALL_SECONDS) -> None:
+        self._pool: Any = ConnectionPool.from_url(
+            url,
+            socket_connect_timeout=min(CONNECT_SECONDS, call_seconds),
+            socket_timeout=call_seconds,
+            retry=Retry(NoBackoff(), 0),  # a call made twice is for us to decide on
+            protocol=2,
+        )
+        self._call_seconds = call_seconds
+        self._connection: Any = None
+        self._used = 0.0
+        self._turn = asyncio.Lock()
+
+    async def ask(self, commands: Sequence[Command], wait_seconds: float = 0.0) -> list[Any]:
+        """An answer to each, a ResponseError where Redis did not like it.
+
+        Raises BusDown if nothing has left us, OutcomeUnknown if something may have.
+        """
+        async with self._turn:
+            connection = await self._ready()
+            try:
+                await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+                answers = [await self._answer(connection, wait_seconds) for _ in commands]
+            except (RedisError, OSError) as error:
+                await self._drop()
+                raise OutcomeUnknown(f"Redis: {type(error).__name__}: {error}") from error
+            except BaseException:  # cancelled: an answer that still comes must not be taken for another's
+                await self._drop()
+                raise
+            self._used = _now()
+            return answers
+
+    async def run(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Any:
+        """Raises BusDown, whatever the reason: a script may be run again."""
+        try:
+            (answer,) = await self.ask([("EVALSHA", script.sha, len(keys), *keys, *arguments)])
+            if isinstance(answer, NoScriptError):
+                (answer,) = await self.ask([("EVAL", script.text, len(keys), *keys, *arguments)])
+        except OutcomeUnknown as lost:
+            raise BusDown(str(lost)) from lost
+        if isinstance(answer, ResponseError):
+            raise BusDown(f"Redis: {answer}")
+        return answer
+
+    async def close(self) -> None:
+        await self._drop()
+
+    async def _ready(self) -> Any:
+        """A connection that has answered a moment ago. Raises BusDown."""
+        if self._connection is not None and _now() - self._used > FRESH_SECONDS:
+            with suppress(BusDown):
+                await self._reach(self._connection)
+        if self._connection is None:
+            self._connection = self._pool.make_connection()
+            await self._reach(self._connection)
+        return self._connection
+
+    async def _reach(self, connection: Any) -> None:
+        """Connected, and not to a server that is only loading its data. Raises BusDown."""
+        try:
+            await connection.connect()
+            await connection.send_command("PING", check_health=False)
+            await self._answer(connection, 0.0)
+        except (RedisError, OSError) as error:
+            await self._drop()
+            raise BusDown(f"Redis: {type(error).__name__}: {error}") from error
+        except BaseException:
+            await self._drop()
+            raise
+
+    async def _answer(self, connection: Any, wait_seconds: float) -> Any:
+        try:
+            return await connection.read_response(timeout=wait_seconds + self._call_seconds)
+        except ResponseError as error:
+            return error
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(RedisError, OSError):
+                await connection.disconnect(nowait=True)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

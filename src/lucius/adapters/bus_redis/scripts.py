@@ -1,0 +1,183 @@
+"""What must happen in one step, as scripts: each is one round trip, whatever the number of streams.
+
+Arguments begin with the group and the consumer; what is about single messages names each by the index of its stream
+among KEYS and its id.
+"""
+
+from lucius.adapters.bus_redis.line import Script
+
+_READ = """
+    local function read(key, group, consumer, count)
+        local got = redis.pcall('XREADGROUP', 'GROUP', group, consumer, 'COUNT', count, 'STREAMS', key, '>')
+        if got and got.err and string.sub(got.err, 1, 7) == 'NOGROUP' then
+            redis.call('XGROUP', 'CREATE', key, group, '0', 'MKSTREAM')
+            got = redis.call('XREADGROUP', 'GROUP', group, consumer, 'COUNT', count, 'STREAMS', key, '>')
+        end
+        return got
+    end
+"""
+_OURS = """
+    local function pending(key, group, consumer, id)
+        local found = redis.pcall('XPENDING', key, group, id, id, 1, consumer)
+        return not found.err and found[1]
+    end
+    local function remove(key, group, id)
+        redis.call('XACK', key, group, id)
+        redis.call('XDEL', key, id)
+    end
+"""
+_BURY = """
+    local told = {job_id = 1, step_id = 1, attempt_no = 1, lease_id = 1, tenant_id = 1}
+    local function bury(dead, key, group, id, reason, times)
+        local entry = redis.call('XRANGE', key, id, id)[1]
+        if entry then
+            local letter = {'reason', reason, 'deliveries', times, 'stream', key}
+            for i = 1, #entry[2], 2 do
+                if told[entry[2][i]] then
+                    letter[#letter + 1] = entry[2][i]
+                    letter[#letter + 1] = entry[2][i + 1]
+                end
+            end
+            redis.call('XADD', dead, '*', unpack(letter))
+        end
+        remove(key, group, id)
+    end
+"""
+
+TAKE = Script(
+    _READ
+    + """
+    local found, left = {}, tonumber(ARGV[3])
+    for _, key in ipairs(KEYS) do
+        if left <= 0 then break end
+        local got = read(key, ARGV[1], ARGV[2], left)
+        if got and got.err then return got end
+        for _, entry in ipairs(got and got[1][2] or {}) do
+            found[#found + 1] = {key, entry[1], entry[2]}
+            left = left - 1
+        end
+    end
+    return found
+"""
+)
+"""New messages, at most ARGV[3] over all streams. Groups are made where there are none, as after a wipe."""
+
+CLAIM = Script(
+    _OURS
+    + _BURY
+    + """
+    local dead, found, left = table.remove(KEYS), {}, tonumber(ARGV[3])
+    for _, key in ipairs(KEYS) do
+        if left <= 0 then break end
+        local stale = redis.pcall('XPENDING', key, ARGV[1], 'IDLE', ARGV[4], '-', '+', left)
+        for _, one in ipairs(stale.err and {} or stale) do
+            local id, times = one[1], one[4]
+            if times >= tonumber(ARGV[5]) then
+                bury(dead, key, ARGV[1], id, 'DELIVERED_TOO_OFTEN', times)
+            else
+                local entry = redis.call('XCLAIM', key, ARGV[1], ARGV[2], ARGV[4], id)[1]
+                if entry then
+                    found[#found + 1] = {key, entry[1], entry[2]}
+                    left = left - 1
+                else
+                    redis.call('XACK', key, ARGV[1], id)
+                end
+            end
+        end
+    end
+    return found
+"""
+)
+"""Messages of consumers that have not touched them for ARGV[4] ms, at most ARGV[3]. Those that were given out
+ARGV[5] times are buried in the last of KEYS instead."""
+
+FIND_LOST = Script(
+    """
+    local at_work, found, left = {}, {}, tonumber(ARGV[3])
+    for i = 4, #ARGV, 2 do at_work[ARGV[i] .. ' ' .. ARGV[i + 1]] = true end
+    for i, key in ipairs(KEYS) do
+        local mine = redis.pcall('XPENDING', key, ARGV[1], '-', '+', 10000, ARGV[2])
+        for _, one in ipairs(mine.err and {} or mine) do
+            if left > 0 and not at_work[i .. ' ' .. one[1]] then
+                local entry = redis.call('XCLAIM', key, ARGV[1], ARGV[2], 0, one[1], 'RETRYCOUNT', one[4])[1]
+                if entry then
+                    found[#found + 1] = {key, entry[1], entry[2]}
+                    left = left - 1
+                end
+            end
+        end
+    end
+    return found
+"""
+)
+"""Messages that were given to us in an answer we never got: pending for us, and not among those we know."""
+
+TOUCH = Script(
+    _OURS
+    + """
+    local ours = {}
+    for i = 3, #ARGV, 2 do
+        local key, id = KEYS[tonumber(ARGV[i])], ARGV[i + 1]
+        local found = pending(key, ARGV[1], ARGV[2], id)
+        if found then redis.call('XCLAIM', key, ARGV[1], ARGV[2], 0, id, 'JUSTID') end
+        ours[#ours + 1] = found and 1 or 0
+    end
+    return ours
+"""
+)
+"""We are still at these. Which of them are still ours: never takes back what another has claimed."""
+
+SETTLE = Script(
+    _OURS
+    + """
+    local ours = {}
+    for i = 3, #ARGV, 2 do
+        local key, id = KEYS[tonumber(ARGV[i])], ARGV[i + 1]
+        local found = pending(key, ARGV[1], ARGV[2], id)
+        if found then remove(key, ARGV[1], id) end
+        ours[#ours + 1] = found and 1 or 0
+    end
+    return ours
+"""
+)
+"""Acknowledged and deleted, if ours; which of them were. The group is the stream's only one, so nobody misses them."""
+
+GIVE_BACK = Script(
+    _OURS
+    + """
+    for i = 3, #ARGV, 2 do
+        local key, id = KEYS[tonumber(ARGV[i])], ARGV[i + 1]
+        local entry = pending(key, ARGV[1], ARGV[2], id) and redis.call('XRANGE', key, id, id)[1]
+        if entry then
+            remove(key, ARGV[1], id)
+            redis.call('XADD', key, '*', unpack(entry[2]))
+        end
+    end
+"""
+)
+"""Not begun, and there is no room for them here: for anyone to take, at once, as if they had just come."""
+
+BURY = Script(
+    _OURS
+    + _BURY
+    + """
+    local found = pending(KEYS[1], ARGV[1], ARGV[2], ARGV[3])
+    if found then bury(KEYS[2], KEYS[1], ARGV[1], ARGV[3], ARGV[4], found[4]) end
+"""
+)
+"""This one message, if ours, to the dead letters, for a reason."""
+
+FORGET_GONE = Script(
+    """
+    for _, key in ipairs(KEYS) do
+        local consumers = redis.pcall('XINFO', 'CONSUMERS', key, ARGV[1])
+        for _, one in ipairs(consumers.err and {} or consumers) do
+            local about = {}
+            for i = 1, #one, 2 do about[one[i]] = one[i + 1] end
+            local gone = about.name == ARGV[2] or about.idle > tonumber(ARGV[3])
+            if gone and about.pending == 0 then redis.call('XGROUP', 'DELCONSUMER', key, ARGV[1], about.name) end
+        end
+    end
+"""
+)
+"""Consumers that have done nothing for ARGV[3] ms and hold nothing; and ARGV[2], if it holds nothing, at once."""
