@@ -11,6 +11,7 @@ LuciusError
 │   ├── LedgerBusy           another process holds the ledger for writing
 │   ├── LedgerTooNew         written by a newer Lucius
 │   └── LedgerCorrupt        the file is not a ledger, or is damaged
+├── ArchiveError             an archive can't be written or read
 ├── BusError
 │   ├── BusDown              no connection: stop, burn nothing, try again later
 │   ├── MessageRefused       the bus refused this very message
@@ -69,6 +70,10 @@ class LedgerTooNew(LedgerError):
 
 
 class LedgerCorrupt(LedgerError):
+    pass
+
+
+class ArchiveError(LuciusError):
     pass
 
 

@@ -1,0 +1,299 @@
+"""Archiving finished jobs: what is written can be read, nothing is lost, and nothing is there twice."""
+
+import asyncio
+import gzip
+import json
+import os
+import secrets
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lucius.adapters import archive_folder
+from lucius.adapters.archive_folder import ArchiveFolder
+from lucius.adapters.sqlite import store as sqlite_store
+from lucius.adapters.sqlite.archive import SqliteFinishedJobs
+from lucius.core.protocol import Protocol, digest
+from lucius.ports.archive import FinishedFilter
+from lucius.ports.errors import ArchiveError, LedgerBusy
+from lucius.service import retention
+from lucius.service.retention import Order, Retention, Summary, find, read, verify
+from tests.support.api import Api, serving, settings_for
+from tests.support.clock import EPOCH_MS, ManualClock
+
+JOBS = 5
+NOW = EPOCH_MS + 86_400_000
+ALL = Order(where=FinishedFilter(before=NOW), batch=2)
+
+
+class Place(Struct, frozen=True):
+    """A ledger file, and the archive beside it."""
+
+    root: Path
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.db"
+
+    @property
+    def archive(self) -> Path:
+        return self.root / "archive"
+
+    def run(self, order: Order = ALL) -> Summary:
+        return asyncio.run(self.run_async(order))
+
+    async def run_async(self, order: Order = ALL) -> Summary:
+        jobs = SqliteFinishedJobs.open(self.ledger)
+        try:
+            with ArchiveFolder.for_writing(self.archive) as files:
+                return await Retention(jobs, files, NOW, secrets.token_hex(4)).run(order)
+        finally:
+            await jobs.close()
+
+    def files(self, below: str = "20*") -> list[Path]:
+        return sorted(self.archive.glob(f"{below}/*"))
+
+    def archived(self) -> list[str]:
+        return [json.loads(line)["jobId"] for path in self.files() for line in _lines(path)]
+
+    def in_ledger(self) -> list[str]:
+        with closing(sqlite3.connect(self.ledger)) as connection:
+            return [job_id for (job_id,) in connection.execute("SELECT job_id FROM jobs ORDER BY id")]
+
+    def found(self, job_id: str) -> tuple[str, bytes] | None:
+        return asyncio.run(find(ArchiveFolder(self.archive), job_id))
+
+
+def _lines(path: Path) -> list[bytes]:
+    data = path.read_bytes()
+    return (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
+
+
+async def _make_jobs(folder: Path) -> list[str]:
+    settings = settings_for(folder, ledger_url=f"sqlite:///{folder / 'ledger.db'}")
+    async with serving(settings, ManualClock()) as api:
+        return [await _finished(api, n) for n in range(JOBS)]
+
+
+async def _finished(api: Api, number: int) -> str:
+    """Done at the second attempt, so that there is an ended one in its history."""
+    job_id = await api.submit(idempotency_key=f"key-{number}")
+    await api.fail(await api.pull_one())
+    await api.sweep(after=400)
+    (await api.succeed(await api.pull_one(), result={"pages": number})).ok()
+    return job_id
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    folder = tmp_path_factory.mktemp("made")
+    return folder, asyncio.run(_make_jobs(folder))
+
+
+@pytest.fixture
+def ids(made: tuple[Path, list[str]]) -> list[str]:
+    return made[1]
+
+
+@pytest.fixture
+def place(made: tuple[Path, list[str]], tmp_path: Path) -> Place:
+    shutil.copytree(made[0], tmp_path / "place")
+    return Place(tmp_path / "place")
+
+
+def test_finished_jobs_become_lines_and_leave_the_ledger(place: Place, ids: list[str]) -> None:
+    summary = place.run()
+    assert place.archived() == ids
+    assert place.in_ledger() == []
+    assert (summary.archived, len(summary.files), summary.resumed) == (JOBS, 3, 0)
+    assert summary.files == [path.relative_to(place.archive).as_posix() for path in place.files()]
+    assert summary.bytes == sum(path.stat().st_size for path in place.files())
+    assert place.files("pending") == []
+    assert {path.parent.name for path in place.files()} == {"2027-01-16"}
+
+
+def test_an_archived_job_is_found_and_its_history_holds(place: Place, ids: list[str]) -> None:
+    place.run()
+    found = place.found(ids[3])
+    assert found is not None
+    record = read(*found)
+    assert (record.jobId, record.job.command.idempotency_key) == (ids[3], "key-3")
+    assert [step.result for step in record.steps] == [{"pages": 3}]
+    assert len(record.attempts) == 2
+    chain = verify(record)
+    assert (chain.events, chain.breaks) == (record.job.event_seq, [])
+    assert place.found("nobody") is None
+
+
+def test_the_protocol_of_an_archived_job_is_kept_beside_it(place: Place, ids: list[str]) -> None:
+    place.run()
+    found = place.found(ids[0])
+    assert found is not None
+    named = read(*found).job.protocol_digest
+    (kept,) = place.files("protocols")
+    assert kept.name == f"{named}.json"
+    assert digest(_decoded(kept)) == named
+
+
+def _decoded(path: Path) -> Protocol:
+    return msgspec.json.decode(path.read_bytes(), type=Protocol)
+
+
+@pytest.mark.parametrize("edit", ["event", "attempt", "lost event", "lost attempt", "added attempt"])
+def test_an_edited_archive_is_told_from_one_that_is_not(place: Place, ids: list[str], edit: str) -> None:
+    place.run()
+    found = place.found(ids[0])
+    assert found is not None
+    name, line = found
+    record = json.loads(line)
+    match edit:
+        case "event":
+            record["events"][2]["at"] += 1
+        case "attempt":
+            record["attempts"][0]["attempt"]["lease_id"] = "another"
+        case "lost event":
+            record["events"].pop()
+        case "lost attempt":
+            record["attempts"].pop()
+        case _:
+            record["attempts"][1]["attempt"]["attempt_no"] = 7
+    assert verify(read(name, json.dumps(record).encode())).breaks
+
+
+def test_files_can_be_compressed(place: Place, ids: list[str]) -> None:
+    place.run(replace(ALL, gzip=True))
+    assert {path.suffix for path in place.files()} == {".gz"}
+    assert place.archived() == ids
+    found = place.found(ids[4])
+    assert found is not None
+    assert read(*found).jobId == ids[4]
+
+
+def test_a_dry_run_counts_and_changes_nothing(place: Place, ids: list[str]) -> None:
+    summary = place.run(replace(ALL, dry_run=True))
+    assert (summary.archived, summary.files) == (JOBS, [])
+    assert summary.bytes > 1_000
+    assert place.in_ledger() == ids
+    assert place.files("*") == []
+
+
+def test_a_limit_is_kept_over_batches(place: Place, ids: list[str]) -> None:
+    assert place.run(replace(ALL, limit=3)).archived == 3
+    assert place.archived() == ids[:3]
+    assert place.in_ledger() == ids[3:]
+
+
+def test_a_job_that_cannot_be_read_stays_and_is_named(place: Place, ids: list[str]) -> None:
+    _write(place, "UPDATE events SET body = 'x' WHERE seq = 2 AND job = (SELECT id FROM jobs WHERE job_id = ?)", ids[1])
+    _write(place, "UPDATE jobs SET body = x'ff' WHERE job_id = ?", ids[2])
+    summary = place.run()
+    assert (summary.archived, summary.unreadable, summary.unreadable_jobs) == (3, 2, [ids[1], ids[2]])
+    assert place.archived() == [ids[0], ids[3], ids[4]]
+
+
+def test_a_row_that_somebody_laid_out_nicely_is_still_one_line(place: Place, ids: list[str]) -> None:
+    pretty = json.dumps({"job_id": ids[0], "seq": 1, "type": "X", "at": 1}, indent=2)
+    _write(place, "UPDATE events SET body = ? WHERE seq = 1", pretty)
+    assert place.run().archived == JOBS
+    assert place.archived() == ids
+
+
+def _write(place: Place, sql: str, *values: Any) -> None:
+    store = sqlite_store.Store.open(place.ledger, None)
+    store.write([(sql, [values])])
+    store.close()
+
+
+def test_a_ledger_that_a_server_has_open_is_left_alone(place: Place) -> None:
+    store = sqlite_store.Store.open(place.ledger, None)
+    with pytest.raises(LedgerBusy):
+        place.run()
+    store.close()
+
+
+def test_two_runs_do_not_write_to_one_archive(place: Place) -> None:
+    with ArchiveFolder.for_writing(place.archive), pytest.raises(ArchiveError, match="another run"):
+        place.run()
+
+
+def test_nothing_is_dropped_that_could_not_be_written(place: Place, ids: list[str]) -> None:
+    place.archive.mkdir()
+    (place.archive / "pending").write_text("in the way")
+    with pytest.raises(ArchiveError):
+        place.run()
+    assert place.in_ledger() == ids
+
+
+# Killed
+
+WHERE_IT_MATTERS = frozenset(
+    {"put", "move", "remove", "_archive", "_drop", "write", "_make_durable", "_finish_what_is_pending"}
+)
+OURS = frozenset(module.__file__ for module in (archive_folder, retention, sqlite_store))
+
+
+def _is_killed_before(line: int, act: Callable[[], Any]) -> bool:
+    """Do it in another process, which dies before the nth line that matters. False if it came to its end."""
+    child = os.fork()
+    if child == 0:
+        _die_before(line)
+        act()
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 9)
+    return code == 9
+
+
+def _die_before(line: int) -> None:
+    left = line
+
+    def each_line(frame: FrameType, what: str, _: Any) -> Any:
+        nonlocal left
+        left -= what == "line"
+        if not left:
+            os._exit(9)
+        return each_line
+
+    def each_call(frame: FrameType, _: str, __: Any) -> Any:
+        code = frame.f_code
+        return each_line if code.co_filename in OURS and code.co_name in WHERE_IT_MATTERS else None
+
+    sys.settrace(each_call)
+
+
+def test_killed_twice_before_any_line_every_job_is_kept_once(
+    place: Place, ids: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # the machine goes on
+    fresh, order = tmp_path / "fresh", replace(ALL, batch=3)
+    shutil.copytree(place.root, fresh)
+    line = 1
+    while _is_killed_before(line, lambda: place.run(order)):
+        _require_all(place, ids)
+        _is_killed_before(line, lambda: place.run(order))  # which meets what the first one left
+        _require_all(place, ids)
+        place.run(order)
+        assert (sorted(place.archived()), place.in_ledger(), place.files("pending")) == (sorted(ids), [], []), line
+        shutil.rmtree(place.root)
+        shutil.copytree(fresh, place.root)
+        line += 1
+    assert line > 50
+
+
+def _require_all(place: Place, ids: list[str]) -> None:
+    """Each is somewhere, and what has its place in the archive is nowhere else."""
+    archived, in_ledger = place.archived(), place.in_ledger()
+    pending = [json.loads(line)["jobId"] for path in place.files("pending") for line in _lines(path)]
+    assert {*archived, *in_ledger, *pending} == set(ids)
+    assert len(archived) == len(set(archived))
+    assert not set(archived) & {*in_ledger, *pending}
