@@ -8,7 +8,10 @@ from typing import Literal
 from msgspec import Struct, field
 
 from lucius.core.decision import Defaults
+from lucius.drain import DRAIN_SECONDS
 from lucius.ports.errors import LuciusError
+
+ONE_PROCESS_LEDGERS = ("sqlite", "memory")
 
 
 class SettingsError(LuciusError):
@@ -20,6 +23,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     ledger_url: str = ""
     bus_url: str = "local:"
     engine: Literal["embedded"] = "embedded"
+    api_engine: bool = True
+    drain_delay: float = 0.0
+    drain_seconds: float = DRAIN_SECONDS
     orchestrator_url: str = "http://127.0.0.1:8080"
     workspace_root: str = ""
     protocols_dir: Path | None = None
@@ -34,15 +40,25 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_unacked: int = 1_000
     outbox_retry_interval: float = 5.0
     publish_timeout: float = 10.0
-    sweep_interval: float = 0.2
+    sweep_interval: float = 0.0  # the ledger decides
     repair_interval: float = 30.0
     reload_interval: float = 1.0
     late_window_ms: int = 86_400_000
     max_body_bytes: int = 1_048_576
     max_batch_bytes: int = 16_777_216
     ledger_max_pages: int | None = None
+    ledger_connections: int = 8
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
+
+    @property
+    def ledger_scheme(self) -> str:
+        return self.ledger_url.partition(":")[0]
+
+    @property
+    def shares_ledger(self) -> bool:
+        """Whether several processes may have this ledger open."""
+        return self.ledger_scheme not in ONE_PROCESS_LEDGERS
 
     @property
     def webhook_secret_file(self) -> Path | None:
@@ -59,6 +75,9 @@ def load_settings(env: Mapping[str, str] = os.environ, **overrides: object) -> S
         "ledger_url": read.text("LUCIUS_LEDGER_URL", f"sqlite:///{data_dir / 'ledger.db'}"),
         "bus_url": read.text("LUCIUS_BUS_URL", "local:"),
         "engine": read.choice("LUCIUS_ENGINE", "embedded", ("embedded",)),
+        "api_engine": read.choice("LUCIUS_API_ENGINE", "on", ("on", "off")) == "on",
+        "drain_delay": read.number("LUCIUS_DRAIN_DELAY", 0.0, 0.0),
+        "drain_seconds": read.number("LUCIUS_DRAIN_SECONDS", DRAIN_SECONDS, 0.0),
         "orchestrator_url": read.text("LUCIUS_ORCHESTRATOR_URL", "http://127.0.0.1:8080"),
         "workspace_root": read.text("LUCIUS_WORKSPACE_ROOT", (data_dir / "workspace").as_uri()),
         "protocols_dir": read.path("LUCIUS_PROTOCOLS_DIR"),
@@ -73,13 +92,14 @@ def load_settings(env: Mapping[str, str] = os.environ, **overrides: object) -> S
         "max_unacked": read.whole("LUCIUS_MAX_UNACKED", 1_000, 1),
         "outbox_retry_interval": read.number("LUCIUS_OUTBOX_RETRY_INTERVAL", 5.0, 0.01),
         "publish_timeout": read.number("LUCIUS_PUBLISH_TIMEOUT", 10.0, 0.01),
-        "sweep_interval": read.number("LUCIUS_SWEEP_INTERVAL", 0.2, 0.01),
+        "sweep_interval": read.number("LUCIUS_SWEEP_INTERVAL", 0.0, 0.01),
         "repair_interval": read.number("LUCIUS_REPAIR_INTERVAL", 30.0, 0.1),
         "reload_interval": read.number("LUCIUS_RELOAD_INTERVAL", 1.0, 0.05),
         "late_window_ms": read.millis("LUCIUS_LATE_WINDOW", 86_400.0),
         "max_body_bytes": read.whole("LUCIUS_MAX_BODY_BYTES", 1_048_576, 1_024),
         "max_batch_bytes": read.whole("LUCIUS_MAX_BATCH_BYTES", 16_777_216, 1_024),
         "ledger_max_pages": read.whole("LUCIUS_LEDGER_MAX_PAGES", 0, 0) or None,
+        "ledger_connections": read.whole("LUCIUS_LEDGER_CONNECTIONS", 8, 2),
         "log_level": read.choice("LUCIUS_LOG_LEVEL", "info", ("debug", "info", "warning", "error")),
         "log_format": read.choice("LUCIUS_LOG_FORMAT", "json", ("json", "console")),
     }

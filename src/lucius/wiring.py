@@ -6,9 +6,10 @@ import os
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import unquote, urlsplit
 
 import structlog
 from msgspec import Struct
@@ -18,8 +19,9 @@ from lucius.adapters.expressions import CelTools
 from lucius.adapters.protocol_check import findings
 from lucius.adapters.protocols_dir import ProtocolsDir
 from lucius.core.decision import Decision, Env
+from lucius.drain import Drain
 from lucius.engine.calls import CallRunner
-from lucius.engine.embedded import EmbeddedEngine
+from lucius.engine.embedded import QUIET_SECONDS, EmbeddedEngine
 from lucius.engine.exchange import Exchange
 from lucius.engine.notices import NoticeRunner
 from lucius.engine.presence import LonePresence
@@ -29,6 +31,8 @@ from lucius.engine.sweeper import Sweeper
 from lucius.ids import new_job_id, new_lease_id
 from lucius.observability.logs import log_decision
 from lucius.observability.metrics import Metrics
+from lucius.observability.readiness import Readiness, Role, readiness_of
+from lucius.ports.archive import ArchiveFiles, FinishedJobs
 from lucius.ports.bus import Publisher
 from lucius.ports.calls import Caller
 from lucius.ports.clock import Clock, SystemClock
@@ -55,6 +59,9 @@ from lucius.settings import Settings, SettingsError
 
 log = structlog.get_logger(__name__)
 
+SWEEP_INTERVAL = 0.2
+SHARED_SWEEP_INTERVAL = 2.0  # replicas tell each other what is due sooner
+
 
 class Store(Ledger, Outbox, Reader, ReviewReader, ProtocolStore, Protocol):
     """A ledger that can be read from as well, and that says when a decision has become durable, here or elsewhere.
@@ -63,6 +70,8 @@ class Store(Ledger, Outbox, Reader, ReviewReader, ProtocolStore, Protocol):
     """
 
     presence: Presence | None
+    clock: Clock | None
+    awaited: Callable[[str, int], bool]
 
     on_commit: Callable[[Decision], None] | None
     on_flush: Callable[[int, float], None] | None
@@ -88,10 +97,12 @@ class Runtime(Struct, frozen=True, kw_only=True):
     metrics: Metrics
     engine: EmbeddedEngine
     publisher: Publisher | None
+    readiness: Readiness
+    drain: Drain
 
 
-def open_ledger(settings: Settings) -> Store:
-    """Raises LedgerBusy, LedgerTooNew, LedgerCorrupt or SettingsError."""
+async def open_ledger(settings: Settings) -> Store:
+    """Raises LedgerBusy, LedgerDown, LedgerTooNew, LedgerCorrupt or SettingsError."""
     scheme, _, rest = settings.ledger_url.partition(":")
     match scheme:
         case "sqlite":
@@ -104,8 +115,45 @@ def open_ledger(settings: Settings) -> Store:
             from lucius.adapters.ledger_memory import MemoryLedger
 
             return MemoryLedger()
+        case "postgresql" | "postgres":
+            try:
+                from lucius.adapters.ledger_postgres import PostgresLedger
+            except ModuleNotFoundError as error:
+                raise SettingsError(f"LUCIUS_LEDGER_URL: {error}; install lucius[postgres]") from None
+            return await PostgresLedger.open(settings.ledger_url, settings.ledger_connections)
         case _:
-            raise SettingsError(f"LUCIUS_LEDGER_URL: no ledger for {scheme!r}; known: sqlite:///path, memory:")
+            known = "sqlite:///path, memory:, postgresql://…"
+            raise SettingsError(f"LUCIUS_LEDGER_URL: no ledger for {scheme!r}; known: {known}")
+
+
+@asynccontextmanager
+async def open_finished_jobs(settings: Settings) -> AsyncIterator[FinishedJobs]:
+    """The ledger's other door. Raises what `open_ledger` does."""
+    scheme, _, rest = settings.ledger_url.partition(":")
+    match scheme:
+        case "sqlite":
+            from lucius.adapters.sqlite.archive import SqliteFinishedJobs
+
+            jobs = SqliteFinishedJobs.open(Path(rest.removeprefix("///")))
+        case _:
+            raise SettingsError(f"LUCIUS_LEDGER_URL: nothing to archive in {scheme!r}; known: sqlite:///path")
+    try:
+        yield jobs
+    finally:
+        await jobs.close()
+
+
+def open_archive(settings: Settings, folder: Path | None, *, writing: bool) -> AbstractContextManager[ArchiveFiles]:
+    """Where finished jobs go: the folder, or a place in the workspace that no tenant can have. Raises SettingsError or
+    ArchiveError."""
+    from lucius.adapters.archive_folder import ArchiveFolder
+
+    if folder is None:
+        root = urlsplit(settings.workspace_root)
+        if root.scheme != "file" or not root.path.startswith("/"):
+            raise SettingsError("LUCIUS_WORKSPACE_ROOT is no file:///folder: say where archives are with --archive DIR")
+        folder = Path(unquote(root.path)) / "lucius" / "_archive"
+    return ArchiveFolder.for_writing(folder) if writing else nullcontext(ArchiveFolder(folder))
 
 
 def open_publisher(settings: Settings) -> Publisher | None:
@@ -163,9 +211,13 @@ def build(
     clock: Clock,
     env: Env,
     caller: Caller | None = None,
+    role: Role = Role.WHOLE,
+    drain: Drain | None = None,
 ) -> Runtime:
     """Put the parts together. Opens and starts nothing."""
-    hub, metrics = Hub(), Metrics(store, clock)
+    drain = drain or Drain()
+    shared = store.presence is not None
+    hub, metrics = Hub(clock if shared else None), Metrics(store, clock)
     jobs = Jobs(store, clock, env)
     signer = TokenSigner(_token_secrets(settings))
     config = ConfigFile(settings.config_path)
@@ -220,6 +272,7 @@ def build(
         interval=settings.outbox_retry_interval,
         on_failure=metrics.loop_failed,
     )
+    engine = _engine(settings, store, jobs, dispatcher, publisher, calls, notices, hub, clock, metrics)
     return Runtime(
         settings=settings,
         store=store,
@@ -235,8 +288,19 @@ def build(
         protocols=protocols,
         config=config,
         metrics=metrics,
-        engine=_engine(settings, store, jobs, dispatcher, publisher, calls, notices, hub, clock, metrics),
+        engine=engine,
         publisher=publisher,
+        readiness=readiness_of(
+            role,
+            ledger=store,
+            publisher=publisher,
+            protocols=protocols,
+            engine=engine,
+            presence=store.presence,
+            clock=clock,
+            draining=drain.asked.is_set,
+        ),
+        drain=drain,
     )
 
 
@@ -257,13 +321,15 @@ def _engine(
         jobs=jobs,
         presence=store.presence or LonePresence(clock.now()),
         clock=clock,
-        interval=settings.sweep_interval,
+        interval=settings.sweep_interval or (SHARED_SWEEP_INTERVAL if store.presence else SWEEP_INTERVAL),
         repair_interval=settings.repair_interval,
         on_action=metrics.swept,
         wake=hub.due,
     )
+    intervals = (settings.sweep_interval, settings.repair_interval, settings.outbox_retry_interval)
+    quiet_seconds = QUIET_SECONDS + max(*intervals, settings.publish_timeout)
     if publisher is None:
-        return EmbeddedEngine(sweeper, None, calls, notices, metrics.loop_failed)
+        return EmbeddedEngine(sweeper, None, calls, notices, metrics.loop_failed, quiet_seconds)
     relay = Relay(
         outbox=store,
         reader=store,
@@ -275,26 +341,43 @@ def _engine(
         retry_interval=settings.outbox_retry_interval,
         publish_timeout=settings.publish_timeout,
     )
-    return EmbeddedEngine(sweeper, relay, calls, notices, metrics.loop_failed)
+    return EmbeddedEngine(sweeper, relay, calls, notices, metrics.loop_failed, quiet_seconds)
 
 
 @asynccontextmanager
-async def open_runtime(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Runtime]:
-    """A control plane with its engine running; closed in order when the block ends."""
+async def open_runtime(
+    settings: Settings, clock: Clock | None = None, role: Role = Role.WHOLE, drain: Drain | None = None
+) -> AsyncIterator[Runtime]:
+    """A control plane, with its engine running unless another process has it; closed in order when the block ends."""
+    if role is not Role.WHOLE and not settings.shares_ledger:
+        raise SettingsError(
+            f"a {settings.ledger_scheme} ledger belongs to one process, which hosts both API and engine: it can't run "
+            f"the {role} alone; that needs a ledger that processes can share"
+        )
     env = Env(new_id=new_lease_id, jitter=random.random, defaults=settings.defaults, tools=CelTools())
-    store = open_ledger(settings)
+    store = await open_ledger(settings)
     try:
-        runtime = build(settings, store, open_publisher(settings), clock or SystemClock(), env)
+        runtime = build(
+            settings,
+            store,
+            open_publisher(settings),
+            clock or store.clock or SystemClock(),
+            env,
+            role=role,
+            drain=drain,
+        )
         await runtime.protocols.refresh()
         attach(runtime)
-        await runtime.engine.start()
+        if role is not Role.API:
+            await runtime.engine.start()
         reload = asyncio.create_task(supervised("reload", lambda: _reload(runtime), runtime.metrics.loop_failed))
         try:
             yield runtime
         finally:
             reload.cancel()
             runtime.hub.close()
-            await runtime.engine.stop()
+            await runtime.drain.unless_at_once(runtime.engine.stop(runtime.drain.left()))
+            await runtime.engine.stop(0)
             if runtime.publisher is not None:
                 await runtime.publisher.close()
     finally:
@@ -307,6 +390,7 @@ def attach(runtime: Runtime) -> None:
     runtime.store.on_commit = runtime.hub.committed
     runtime.store.on_flush = runtime.metrics.flushed
     runtime.store.on_wake = runtime.hub.heard
+    runtime.store.awaited = runtime.hub.awaits
     for problem in (*runtime.protocols.problems(), *runtime.config.problems()):
         log.error("refused, the rest goes on", problem=str(problem))
 

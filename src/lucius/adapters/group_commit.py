@@ -9,6 +9,7 @@ from time import perf_counter
 import structlog
 
 from lucius.core.decision import Decision
+from lucius.ports.clock import Clock
 from lucius.ports.errors import LedgerError
 from lucius.ports.peers import Presence, Wake
 
@@ -28,6 +29,8 @@ class GroupCommit:
         self.on_wake: Callable[[Wake], None] | None = None
         """Told what other processes made durable; never, where there are none."""
         self.presence: Presence | None = None
+        self.clock: Clock | None = None
+        self.awaited: Callable[[str, int], bool] = lambda service, lane: False
         self._queue: deque[tuple[Decision, asyncio.Future[None]]] = deque()
         self._flush_is_due = False
         self._closed = False
@@ -68,11 +71,11 @@ class GroupCommit:
         outcomes = self._outcomes([decision for decision, _ in group])
         seconds = perf_counter() - started
         for (decision, durable), refusal in zip(group, outcomes, strict=True):
-            _settle(durable, refusal)
+            settle(durable, refusal)
             if refusal is None and self.on_commit is not None:
-                _call_safely(self.on_commit, decision)
+                call_safely(self.on_commit, decision)
         if self.on_flush is not None:
-            _call_safely(self.on_flush, len(group), seconds)
+            call_safely(self.on_flush, len(group), seconds)
 
     def _outcomes(self, decisions: list[Decision]) -> list[Exception | None]:
         try:
@@ -88,7 +91,7 @@ class GroupCommit:
             self._flush()
 
 
-def _settle(durable: asyncio.Future[None], refusal: Exception | None) -> None:
+def settle(durable: asyncio.Future[None], refusal: Exception | None) -> None:
     if durable.done():  # its caller was cancelled meanwhile; the decision stands all the same
         return
     if refusal is None:
@@ -97,7 +100,7 @@ def _settle(durable: asyncio.Future[None], refusal: Exception | None) -> None:
         durable.set_exception(refusal)
 
 
-def _call_safely(hook: Callable[..., None], *args: object) -> None:
+def call_safely(hook: Callable[..., None], *args: object) -> None:
     try:
         hook(*args)
     except Exception:  # the commit is durable, whatever its listeners make of it

@@ -17,6 +17,9 @@ class Publisher(Protocol):
     async def publish(self, topic: str, directive: Directive) -> None:
         """Return once the bus has confirmed. Raises BusDown, MessageRefused or OutcomeUnknown."""
 
+    async def ping(self) -> None:
+        """Return if the bus answers. Raises BusDown."""
+
     async def close(self) -> None: ...
 
 

@@ -37,17 +37,22 @@ class PendingQuery(Struct, frozen=True, kw_only=True):
     """Which PENDING outbox rows are wanted. None means any.
 
     Ready rows come in fair order: the tenants of a service take turns, each with its oldest first, so that a long
-    backlog of one can't starve another that shares its lane. With `hold_ms`, other processes on the same ledger are
-    not given the answered rows for that long; whoever dies meanwhile keeps nothing longer.
+    backlog of one can't starve another that shares its lane. The next call goes on behind whoever was served last.
+    Without a service, the services take turns as well. `except_rows` are those that the asker has in hand already:
+    they are not answered again, and nobody's turn is spent on them. With `hold_ms`, other processes on the same ledger
+    are not given the answered rows for that long; whoever dies meanwhile keeps nothing longer. Rows whose
+    backoff is over come behind the ready ones, unless `later` is off.
     """
 
     limit: int
     now: Instant
     service: str | None = None
     except_services: frozenset[str] = frozenset()
+    except_rows: frozenset[str] = frozenset()
     lanes: frozenset[int] | None = None
     claimed: bool = False
     hold_ms: Millis = 0
+    later: bool = True
 
 
 class Drift(Struct, frozen=True):

@@ -7,6 +7,9 @@ from msgspec import Struct
 from lucius.core.model import Instant, Millis
 
 
+ANY_LANE = -1
+
+
 class Wake(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What became durable elsewhere, so far as somebody here may wait for it.
 
@@ -26,3 +29,6 @@ class Presence(Protocol):
 
     async def ticked(self, now: Instant, gap_ms: Millis) -> Instant:
         """Note that an engine is at work; since when there was always one, with no gap longer than that."""
+
+    async def last_tick(self) -> Instant | None:
+        """When an engine was at work last, for those who run none; None if there never was one."""

@@ -8,10 +8,13 @@ from typing import Any
 from msgspec import Struct
 
 from lucius.core.decision import Decision
-from lucius.core.model import OutboxStatus
-from lucius.ports.peers import Wake
+from lucius.core.model import Instant, OutboxStatus
+from lucius.core.protocol import OF_THE_ENGINE
+from lucius.ports.clock import Clock
+from lucius.ports.peers import ANY_LANE, Wake
 
 UNACKED = "unacked/"
+NEAR_MS = 2_500  # a little more than the pause between two looks at a ledger that processes share
 
 Watchers = dict[str, dict[asyncio.Event, None]]  # in order, so that a simulation repeats itself
 
@@ -24,7 +27,9 @@ class _Waiter(Struct, eq=False):
 class Hub:
     """Told of every durable decision, it wakes the waiters that it concerns."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        """With a clock, whoever minds the deadlines is woken when one comes, and need not look all the time."""
+        self._clock = clock
         self._pulls: dict[str, list[_Waiter]] = {}
         self._held: set[str] = set()
         self._pick_ups: dict[str, int] = {}
@@ -34,6 +39,7 @@ class Hub:
         self.relay = asyncio.Event()
         self.due = asyncio.Event()
         self.closed = False
+        self.relays = False
         self.observers: list[Callable[[Decision], None]] = []
 
     def committed(self, decision: Decision) -> None:
@@ -41,8 +47,8 @@ class Hub:
             if row.status is OutboxStatus.PENDING and row.next_attempt_at is None:
                 self._wake_pull(row.service, row.lane)
                 self.relay.set()
-        if decision.job.due_at is not None and decision.job.due_at <= decision.job.updated_at:
-            self.due.set()
+        if decision.job.due_at is not None:
+            self._note_due(decision.job.due_at, decision.job.updated_at)
         self._note_pick_ups(decision)
         for event in self._watchers.get(decision.job.job_id, ()):
             event.set()
@@ -55,18 +61,32 @@ class Hub:
     def heard(self, wake: Wake) -> None:
         """Of what other processes made durable."""
         for service, lane in wake.ready:
-            self._wake_pull(service, lane)
+            if lane == ANY_LANE:
+                self._wake_all(service)
+            else:
+                self._wake_pull(service, lane)
             self.relay.set()
         for service in wake.picked_up:
             self._note_pick_up(service)
-        if wake.due:
-            self.due.set()
+        if wake.due is not None:
+            self._ring_at(wake.due)
         for job_id in wake.changed:
             for event in self._watchers.get(job_id, ()):
                 event.set()
         for job_id in wake.ended:
             for event in self._enders.get(job_id, ()):
                 event.set()
+
+    def _note_due(self, due_at: Instant, now: Instant) -> None:
+        if due_at <= now:
+            self.due.set()
+        elif self._clock is not None and due_at - now <= NEAR_MS:
+            self._ring_at(due_at)
+
+    def _ring_at(self, due_at: Instant) -> None:
+        if self._clock is not None:
+            delay = max(0, due_at - self._clock.now()) / 1000
+            asyncio.get_running_loop().call_later(delay, self.due.set)
 
     def _wake_pull(self, service: str, lane: int) -> None:
         """One new row needs one pull: waking all of them would make each look in vain."""
@@ -75,6 +95,15 @@ class Hub:
             if not waiter.woken.done() and (waiter.lanes is None or lane in waiter.lanes):
                 waiter.woken.set_result(None)
                 return
+
+    def awaits(self, service: str, lane: int) -> bool:
+        """Whether a row like this would be taken here at once."""
+        if self.relays and service not in OF_THE_ENGINE:
+            return True
+        return any(
+            not waiter.woken.done() and (waiter.lanes is None or lane in waiter.lanes)
+            for waiter in self._pulls.get(service, ())
+        )
 
     def arrivals(self, service: str) -> int:
         """Grows whenever there may be something to pull. Read it before looking, and nothing slips in between."""

@@ -5,7 +5,7 @@ import random
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
@@ -27,7 +27,7 @@ MIGRATION_TRIES = 20
 OLDEST_SERVER = 13
 
 Answer = TypeVar("Answer")
-Connection = PoolConnectionProxy[Record]
+Connection: TypeAlias = "PoolConnectionProxy[Record]"
 
 _GONE = (
     asyncpg.PostgresConnectionError,

@@ -5,7 +5,8 @@ the old one until it is gone. Their plans are made once: the arrays of one group
 """
 
 PLANNED_ONCE = """
-    SET plan_cache_mode = force_generic_plan SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+    SET enable_hashjoin = off SET enable_mergejoin = off
 """
 
 MOVED, OVER_CAP = "LUC01", "LUC02"
@@ -80,7 +81,8 @@ BEGIN
     END IF;
 
     IF 0 = ANY (h_was) OR 2 = ANY (h_was) THEN
-        INSERT INTO live (id, version, status, tenant_id, request_type, due_at, look_at, blocked_on, blocked_service, body)
+        INSERT INTO live (id, version, status, tenant_id, request_type, due_at, look_at, blocked_on, blocked_service,
+                          body)
         SELECT h.id, h.expected + 1, h.status, h.tenant, h.type, h.due, h.due, h.blocked, h.service, h.body
         FROM unnest(h_id, h_was, h_is, h_expected, h_status, h_tenant, h_type, h_due, h_blocked, h_service, h_body)
             AS h (id, was, now, expected, status, tenant, type, due, blocked, service, body)
@@ -107,7 +109,8 @@ BEGIN
         INSERT INTO events (job, seq, body) SELECT * FROM unnest(e_job, e_seq, e_body);
     END IF;
     IF cardinality(x_job) > 0 THEN
-        DELETE FROM outbox USING unnest(x_job, x_id) AS x (job, id) WHERE outbox.job = x.job AND outbox.outbox_id = x.id;
+        DELETE FROM outbox USING unnest(x_job, x_id) AS x (job, id)
+        WHERE outbox.job = x.job AND outbox.outbox_id = x.id;
     END IF;
     IF cardinality(o_job) > 0 THEN
         INSERT INTO outbox (job, outbox_id, job_id, tenant_id, step_id, attempt_no, lease_id, service, topic, lane,
@@ -115,7 +118,7 @@ BEGIN
         SELECT * FROM unnest(o_job, o_id, o_job_id, o_tenant, o_step, o_no, o_lease, o_service, o_topic, o_lane,
                              o_created, o_next, o_claimed, o_holder, o_until)
         ON CONFLICT (job, outbox_id) DO UPDATE
-        SET attempt_no = excluded.attempt_no, next_attempt_at = excluded.next_attempt_at,
+        SET attempt_no = excluded.attempt_no, lease_id = excluded.lease_id, next_attempt_at = excluded.next_attempt_at,
             claimed_at = excluded.claimed_at, holder = excluded.holder, held_until = excluded.held_until;
     END IF;
     IF cardinality(q_job) > 0 THEN
@@ -153,7 +156,8 @@ MOST_TENANTS = 64
 # worth nothing after a crash, so it need not be on disk.
 TAKE = f"""
 CREATE FUNCTION take_1(
-    p_service text, p_after text, p_limit integer, p_lanes smallint[], p_holder bigint, p_now bigint, p_until bigint
+    p_service text, p_after text, p_limit integer, p_lanes smallint[], p_except text[],
+    p_holder bigint, p_now bigint, p_until bigint
 ) RETURNS SETOF outbox LANGUAGE plpgsql {PLANNED_ONCE} AS $$
 DECLARE
     behind text := p_after;
@@ -166,6 +170,7 @@ BEGIN
         SELECT o.tenant_id INTO tenant FROM outbox AS o
         WHERE o.service = p_service AND o.tenant_id > behind AND o.next_attempt_at IS NULL AND o.claimed_at IS NULL
           AND (p_lanes IS NULL OR o.lane = ANY (p_lanes)) AND (o.held_until < p_now OR o.holder = p_holder)
+          AND (p_except IS NULL OR o.outbox_id <> ALL (p_except))
         ORDER BY o.tenant_id, o.seq LIMIT 1;
         IF tenant IS NOT NULL AND NOT (wrapped AND p_after <> '' AND tenant > p_after) THEN
             tenants := tenants || tenant;
@@ -194,18 +199,17 @@ BEGIN
                 WHERE o.service = p_service AND o.tenant_id = t.tenant_id
                   AND o.next_attempt_at IS NULL AND o.claimed_at IS NULL
                   AND (p_lanes IS NULL OR o.lane = ANY (p_lanes)) AND (o.held_until < p_now OR o.holder = p_holder)
+                  AND (p_except IS NULL OR o.outbox_id <> ALL (p_except))
                 ORDER BY o.seq LIMIT share FOR UPDATE SKIP LOCKED
             ) AS r
         ) AS one
         ORDER BY one.turn, t.place LIMIT p_limit
     ), held AS (
         UPDATE outbox SET holder = p_holder, held_until = p_until FROM mine
-        WHERE outbox.job = mine.job AND outbox.outbox_id = mine.outbox_id
-        RETURNING outbox.*, mine.turn, mine.place
+        WHERE p_until > 0 AND outbox.job = mine.job AND outbox.outbox_id = mine.outbox_id
     )
-    SELECT h.job, h.outbox_id, h.seq, h.job_id, h.tenant_id, h.step_id, h.attempt_no, h.lease_id, h.service, h.topic,
-           h.lane, h.created_at, h.next_attempt_at, h.claimed_at, h.holder, h.held_until
-    FROM held AS h ORDER BY h.turn, h.place;
+    SELECT o.* FROM mine JOIN outbox AS o ON o.job = mine.job AND o.outbox_id = mine.outbox_id
+    ORDER BY mine.turn, mine.place;
 END $$
 """
 
@@ -257,12 +261,13 @@ END $$
 # What a process looks at by itself now and then, should nobody have told it: the time, the revision of the protocols,
 # and the services that have rows which nobody holds.
 POLL = f"""
-CREATE FUNCTION poll_1(p_now bigint) RETURNS TABLE (now bigint, revision bigint, services text[])
+CREATE FUNCTION poll_1() RETURNS TABLE (now bigint, revision bigint, services text[])
 LANGUAGE plpgsql {PLANNED_ONCE} AS $$
 #variable_conflict use_column
 DECLARE
     name text := '';
 BEGIN
+    now := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
     services := '{{}}';
     LOOP
         SELECT o.service INTO name FROM outbox AS o
@@ -270,12 +275,11 @@ BEGIN
         ORDER BY o.service LIMIT 1;
         EXIT WHEN name IS NULL;
         PERFORM 1 FROM outbox AS o
-        WHERE o.service = name AND o.next_attempt_at IS NULL AND o.claimed_at IS NULL AND o.held_until < p_now LIMIT 1;
+        WHERE o.service = name AND o.next_attempt_at IS NULL AND o.claimed_at IS NULL AND o.held_until < now LIMIT 1;
         IF FOUND THEN
             services := services || name;
         END IF;
     END LOOP;
-    now := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
     SELECT r.revision INTO revision FROM protocol_revision AS r;
     RETURN NEXT;
 END $$

@@ -1,0 +1,97 @@
+"""Live jobs as this process saw them last.
+
+Whatever rests on it is guarded: a decision by the version it was made on, and one that changes nothing is made again
+on a fresh view. So an entry that another process has outdated costs one more look, and never a wrong answer.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+
+from msgspec import Struct
+
+from lucius.core.decision import JobView
+from lucius.core.model import Job, Step
+from lucius.core.protocol import Protocol
+
+MAX_JOBS = 20_000
+MAX_PLACES = 40_000
+
+NOWHERE, LIVE, DONE = 0, 1, 2
+
+
+class Place(Struct, frozen=True):
+    """Where a job's head is: its number, and the table."""
+
+    id: int
+    table: int
+
+
+class Entry(Struct, eq=False):
+    """A live job with those of its steps that were asked for; `known` names them, started or not."""
+
+    job: Job
+    steps: dict[str, Step]
+    known: set[str]
+    whole: bool = False
+
+
+class Cache:
+    def __init__(self, max_jobs: int = MAX_JOBS) -> None:
+        self._max_jobs = max_jobs
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._places: OrderedDict[str, Place] = OrderedDict()
+        self.protocols: dict[str, Protocol] = {}
+
+    def place(self, job_id: str) -> Place | None:
+        return self._places.get(job_id)
+
+    def put_place(self, job_id: str, place: Place) -> None:
+        self._places[job_id] = place
+        self._places.move_to_end(job_id)
+        if len(self._places) > MAX_PLACES:
+            self._places.popitem(last=False)
+
+    def entry(self, job_id: str) -> Entry | None:
+        found = self._entries.get(job_id)
+        if found is not None:
+            self._entries.move_to_end(job_id)
+        return found
+
+    def put(self, entry: Entry) -> None:
+        self._entries[entry.job.job_id] = entry
+        self._entries.move_to_end(entry.job.job_id)
+        if len(self._entries) > self._max_jobs:
+            self._entries.popitem(last=False)
+
+    def forget(self, job_ids: Iterable[str]) -> None:
+        for job_id in job_ids:
+            self._entries.pop(job_id, None)
+
+    def forget_all(self) -> None:
+        self._entries.clear()
+
+    def view(self, job_id: str, step_ids: Collection[str]) -> JobView | None:
+        """None if the job, or one of the steps, is not known here."""
+        entry = self.entry(job_id)
+        if entry is None:
+            return None
+        asked = frozenset((*entry.job.active, *step_ids))
+        if not entry.whole and not entry.known.issuperset(asked):
+            return None
+        protocol = self.protocols.get(entry.job.protocol_digest)
+        if protocol is None:
+            return None
+        steps = {step_id: entry.steps[step_id] for step_id in asked if step_id in entry.steps}
+        return JobView(entry.job, protocol, steps, asked, cached=True)
+
+    def moved(self, job: Job, steps: Collection[Step], creates: bool) -> None:
+        """A decision became durable here."""
+        if not job.live:
+            self._entries.pop(job.job_id, None)
+        elif creates:
+            self.put(Entry(job, {step.step_id: step for step in steps}, set(), whole=True))
+        elif (entry := self.entry(job.job_id)) is not None:
+            entry.job = job
+            for step in steps:
+                entry.steps[step.step_id] = step
+                entry.known.add(step.step_id)

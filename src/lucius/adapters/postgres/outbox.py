@@ -1,0 +1,228 @@
+"""What waits to be handed over, and what is due: taken so that no two processes work on the same.
+
+What is taken is held for a while in its own row. A commit that writes a row for which somebody waits in this very
+process holds it from the start, and it is handed out from memory.
+"""
+
+from collections.abc import Callable, Collection, Container, Iterable
+from itertools import chain, zip_longest
+
+from asyncpg import Record
+from msgspec.structs import replace
+
+from lucius.adapters.postgres.batch import Hold
+from lucius.adapters.postgres.database import Database
+from lucius.core.decision import Decision
+from lucius.core.model import Instant, Millis, OutboxRow, OutboxStatus
+from lucius.ports.clock import Clock
+from lucius.ports.ledger import PendingQuery
+
+RESERVED_MS: Millis = 5_000
+NOBODY: Hold = (0, 0)
+
+_COLUMNS = """
+    job_id, outbox_id, tenant_id, step_id, attempt_no, lease_id, service, topic, lane, created_at, next_attempt_at,
+    claimed_at, seq
+"""
+_TAKE = f"SELECT {_COLUMNS} FROM take_1($1, $2, $3, $4::smallint[], $5::text[], $6, $7, $8)"
+_LATER = f"""
+    SELECT {_COLUMNS} FROM outbox
+    WHERE service = $1 AND claimed_at IS NULL AND next_attempt_at <= $2 AND ($3::smallint[] IS NULL OR lane = ANY ($3))
+      AND (held_until < $4 OR holder = $5) AND ($7::text[] IS NULL OR outbox_id <> ALL ($7))
+    ORDER BY next_attempt_at, seq LIMIT $6
+"""
+_HOLD_LATER = f"""
+    UPDATE outbox SET holder = $5, held_until = $8 WHERE (job, outbox_id) IN (
+        SELECT job, outbox_id FROM outbox
+        WHERE service = $1 AND claimed_at IS NULL AND next_attempt_at <= $2
+          AND ($3::smallint[] IS NULL OR lane = ANY ($3)) AND (held_until < $4 OR holder = $5)
+          AND ($7::text[] IS NULL OR outbox_id <> ALL ($7))
+        ORDER BY next_attempt_at, seq LIMIT $6 FOR UPDATE SKIP LOCKED
+    ) RETURNING {_COLUMNS}
+"""
+_CLAIMED = f"""
+    SELECT {_COLUMNS} FROM outbox
+    WHERE claimed_at IS NOT NULL AND ($1::text IS NULL OR service = $1) AND ($2::smallint[] IS NULL OR lane = ANY ($2))
+    ORDER BY claimed_at, seq LIMIT $3
+"""
+# Hops from service to service along the index.
+_SERVICES = """
+    WITH RECURSIVE heads AS (
+        (SELECT service, seq FROM outbox ORDER BY service, next_attempt_at, seq LIMIT 1)
+        UNION ALL
+        SELECT behind.service, behind.seq FROM heads CROSS JOIN LATERAL (
+            SELECT service, seq FROM outbox WHERE service > heads.service
+            ORDER BY service, next_attempt_at, seq LIMIT 1
+        ) AS behind
+    ) SELECT service, seq FROM heads
+"""
+_PUT_BACK = """
+    UPDATE outbox SET holder = 0, held_until = 0 FROM unnest($1::text[], $2::text[]) AS r (job_id, outbox_id), jobs
+    WHERE jobs.job_id = r.job_id AND outbox.job = jobs.id AND outbox.outbox_id = r.outbox_id AND outbox.holder = $3
+"""
+_DUE = """
+    SELECT jobs.job_id FROM live JOIN jobs ON jobs.id = live.id
+    WHERE live.look_at <= $1 AND live.due_at <= $1 ORDER BY live.due_at, live.id LIMIT $2
+"""
+_TAKE_DUE = """
+    SELECT jobs.job_id FROM due_1($1, $2, $3, $4) AS due JOIN jobs ON jobs.id = due.id ORDER BY due.due_at, due.id
+"""
+
+
+class PostgresOutbox:
+    """Implements Outbox, and what the sweeper takes."""
+
+    def __init__(self, database: Database, clock: Clock, me: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._me = me
+        self._served: dict[str, str] = {}
+        self._reserved: dict[str, dict[str, OutboxRow]] = {}
+        self._empty: set[str] = set()
+        self._news = 0
+        self._turn = 0
+        self._turns: dict[str, int] = {}
+        self.awaited: Callable[[str, int], bool] = lambda service, lane: False
+        """Whether somebody in this process waits for a row like this."""
+
+    def hold(self, row: OutboxRow) -> Hold:
+        if row.next_attempt_at is None and row.claimed_at is None and self.awaited(row.service, row.lane):
+            return self._me, self._clock.now() + RESERVED_MS
+        return NOBODY
+
+    def committed(self, decisions: Iterable[Decision], held: Container[str]) -> None:
+        """Keep the rows that were written for somebody here, and forget those that are settled."""
+        for decision in decisions:
+            for row in decision.outbox:
+                if row.status is not OutboxStatus.PENDING or row.claimed_at is not None:
+                    self._reserved.get(row.service, {}).pop(row.outbox_id, None)
+                elif row.outbox_id in held:
+                    self._reserved.setdefault(row.service, {})[row.outbox_id] = row
+                elif row.next_attempt_at is None:
+                    self.heard([row.service])
+
+    def heard(self, services: Iterable[str]) -> None:
+        """There are rows in the database that nobody here has seen."""
+        self._empty.difference_update(services)
+        self._news += 1
+
+    def heard_nothing(self) -> None:
+        """For a while: there may be rows of any service."""
+        self._empty.clear()
+        self._news += 1
+
+    def untaken(self) -> list[OutboxRow]:
+        """Rows that were written for somebody who did not come for them."""
+        left = [row for rows in self._reserved.values() for row in rows.values()]
+        self._reserved = {}
+        return left
+
+    async def pending(self, query: PendingQuery) -> list[OutboxRow]:
+        if query.claimed:
+            return await self._claimed(query)
+        if query.service is None:
+            found = await self._of_all(query)
+        else:
+            found = await self._of(query.service, query)
+        for row in found:
+            self._served[row.service] = row.tenant_id
+            self._turn += 1
+            self._turns[row.service] = self._turn
+        return found
+
+    async def _of_all(self, query: PendingQuery) -> list[OutboxRow]:
+        """The services take turns too: whichever was served last is the last to be served next."""
+        if query.hold_ms and (mine := self._all_reserved(query)):
+            return mine
+        services = [(seq, service) for service, seq in await self._database.rows(_SERVICES)]
+        wanted = [(self._turns.get(name, 0), seq, name) for seq, name in services if name not in query.except_services]
+        share = replace(query, limit=-(-query.limit // max(1, len(wanted)))) if query.hold_ms else query
+        queues = [await self._of(service, share) for _, _, service in sorted(wanted)]
+        dealt = chain.from_iterable(zip_longest(*queues))
+        return [row for row in dealt if row is not None][: query.limit]
+
+    def _all_reserved(self, query: PendingQuery) -> list[OutboxRow]:
+        wanted = [service for service in self._reserved if service not in query.except_services]
+        return [row for service in wanted for row in self._take_reserved(service, query)]
+
+    async def _of(self, service: str, query: PendingQuery) -> list[OutboxRow]:
+        if not query.hold_ms:
+            ready = await self._ready(service, query)
+        elif mine := self._take_reserved(service, query):
+            return mine
+        elif service in self._empty:
+            ready = []
+        else:
+            news = self._news
+            ready = await self._ready(service, query)
+            if len(ready) < query.limit and query.lanes is None and self._news == news:
+                self._empty.add(service)
+        if len(ready) < query.limit and query.later:
+            ready += await self._later(service, query, query.limit - len(ready))
+        return ready
+
+    def _take_reserved(self, service: str, query: PendingQuery) -> list[OutboxRow]:
+        mine = self._reserved.get(service)
+        if not mine:
+            return []
+        fitting = [row for row in mine.values() if _is_wanted(row, query)][: query.limit]
+        for row in fitting:
+            del mine[row.outbox_id]
+        return fitting
+
+    async def _ready(self, service: str, query: PendingQuery) -> list[OutboxRow]:
+        until = query.now + query.hold_ms if query.hold_ms else 0
+        after, known = self._served.get(service, ""), sorted(query.except_rows) or None
+        values = (service, after, query.limit, _lanes(query), known, self._me, query.now, until)
+        return [_row(record) for record in await self._database.rows(_TAKE, *values)]
+
+    async def _later(self, service: str, query: PendingQuery, limit: int) -> list[OutboxRow]:
+        known = sorted(query.except_rows) or None
+        values = (service, query.now, _lanes(query), query.now, self._me, limit, known)
+        if query.hold_ms:
+            found = await self._database.rows(_HOLD_LATER, *values, query.now + query.hold_ms)
+        else:
+            found = await self._database.rows(_LATER, *values)
+        return [_row(record) for record in sorted(found, key=lambda r: (r["next_attempt_at"], r["seq"]))]
+
+    async def _claimed(self, query: PendingQuery) -> list[OutboxRow]:
+        found = await self._database.rows(_CLAIMED, query.service, _lanes(query), query.limit)
+        return [_row(record) for record in found]
+
+    async def put_back(self, rows: Collection[OutboxRow]) -> None:
+        if rows:
+            ids = [row.job_id for row in rows], [row.outbox_id for row in rows]
+            await self._database.rows(_PUT_BACK, *ids, self._me)
+
+    async def due(self, now: Instant, limit: int, hold_ms: Millis = 0) -> list[str]:
+        if hold_ms:
+            found = await self._database.rows(_TAKE_DUE, now, limit, self._me, now + hold_ms)
+        else:
+            found = await self._database.rows(_DUE, now, limit)
+        return [job_id for (job_id,) in found]
+
+
+def _lanes(query: PendingQuery) -> list[int] | None:
+    return None if query.lanes is None else sorted(query.lanes)
+
+
+def _is_wanted(row: OutboxRow, query: PendingQuery) -> bool:
+    return (query.lanes is None or row.lane in query.lanes) and row.outbox_id not in query.except_rows
+
+
+def _row(record: Record) -> OutboxRow:
+    return OutboxRow(
+        outbox_id=record["outbox_id"],
+        job_id=record["job_id"],
+        tenant_id=record["tenant_id"],
+        step_id=record["step_id"],
+        attempt_no=record["attempt_no"],
+        lease_id=record["lease_id"],
+        service=record["service"],
+        topic=record["topic"],
+        lane=record["lane"],
+        status=OutboxStatus.PENDING,
+        created_at=record["created_at"],
+        next_attempt_at=record["next_attempt_at"],
+        claimed_at=record["claimed_at"],
+    )
