@@ -28,8 +28,8 @@ from lucius.ports.archive import FinishedFilter
 from lucius.ports.errors import ArchiveError, LedgerBusy
 from lucius.service import retention
 from lucius.service.retention import Order, Retention, Summary, find, read, verify
-from tests.support.api import Api, serving, settings_for
-from tests.support.clock import EPOCH_MS, ManualClock
+from tests.support.clock import EPOCH_MS
+from tests.support.finished import make_finished
 
 JOBS = 5
 NOW = EPOCH_MS + 86_400_000
@@ -79,25 +79,10 @@ def _lines(path: Path) -> list[bytes]:
     return (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
 
 
-async def _make_jobs(folder: Path) -> list[str]:
-    settings = settings_for(folder, ledger_url=f"sqlite:///{folder / 'ledger.db'}")
-    async with serving(settings, ManualClock()) as api:
-        return [await _finished(api, n) for n in range(JOBS)]
-
-
-async def _finished(api: Api, number: int) -> str:
-    """Done at the second attempt, so that there is an ended one in its history."""
-    job_id = await api.submit(idempotency_key=f"key-{number}")
-    await api.fail(await api.pull_one())
-    await api.sweep(after=400)
-    (await api.succeed(await api.pull_one(), result={"pages": number})).ok()
-    return job_id
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     folder = tmp_path_factory.mktemp("made")
-    return folder, asyncio.run(_make_jobs(folder))
+    return folder, asyncio.run(make_finished(folder, JOBS))
 
 
 @pytest.fixture

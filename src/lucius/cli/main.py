@@ -13,6 +13,7 @@ from lucius.cli.connection import DEFAULT_DATA_DIR, Options
 from lucius.cli.demo import demo
 from lucius.cli.new_service import new_service
 from lucius.cli.protocols import protocols
+from lucius.cli.retention import retention
 from lucius.cli.review import review
 
 app = typer.Typer(
@@ -69,4 +70,5 @@ app.command(rich_help_panel=WORK)(new_service)
 app.command(rich_help_panel=RUN)(serve.api)
 app.command(rich_help_panel=RUN)(serve.reconciler)
 app.command(rich_help_panel=RUN)(serve.service)
+app.add_typer(retention, name="retention", rich_help_panel=RUN)
 app.command(rich_help_panel=RUN)(conformance)
