@@ -327,6 +327,7 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     jobId: str | None = None
     disposition: str | None = None
     retry_after_seconds: int | None = None
+    checks: dict[str, "Check"] = field(default_factory=dict)
 
 
 class JobList(Struct, frozen=True, kw_only=True):
@@ -354,8 +355,34 @@ class OutboxRetried(Struct, frozen=True, kw_only=True):
     pending: int
 
 
+class ServiceBacklog(Struct, frozen=True, kw_only=True):
+    """What a service has before it: `pending` waits for nothing but a service that takes it, and by lane in `lanes`;
+    `unacked` was handed over and not picked up. What a backoff or a pause keeps back is in neither."""
+
+    service: str
+    pending: int
+    unacked: int
+    lanes: dict[str, int]
+
+
+class BacklogList(Struct, frozen=True, kw_only=True):
+    """Services that have nothing before them are not named."""
+
+    services: list[ServiceBacklog]
+
+
+class Check(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that was looked at. `detail` says what is wrong, or what is worth knowing."""
+
+    ok: bool
+    detail: str = ""
+
+
 class Ready(Struct, frozen=True, kw_only=True):
+    """A check that is not `ok` here costs no request: what is accepted waits until it is."""
+
     status: str
+    checks: dict[str, Check] = field(default_factory=dict)
 
 
 class Health(Struct, frozen=True, kw_only=True):

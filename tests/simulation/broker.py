@@ -91,5 +91,9 @@ class Link:
             monitor.did_not_leave(directive, self._process.name)
             raise
 
+    async def ping(self) -> None:
+        if self._broker.bus.down:
+            raise BusDown("the broker is down")
+
     async def close(self) -> None:
         """The broker is nobody's to close."""

@@ -44,6 +44,10 @@ class MemoryBus:
         queue.append(directive)
         self._wake()
 
+    async def ping(self) -> None:
+        if self._down:
+            raise BusDown("the memory bus is down")
+
     async def close(self) -> None:
         self._queues.clear()
 

@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from lucius import __version__
 from lucius.api.control_routes import router as control_router
 from lucius.api.document import describe
+from lucius.api.health_routes import router as health_router
 from lucius.api.hot import HotRoutes
 from lucius.api.problems import MEDIA_TYPE, STATUS, encode_problem, ledger_refusal, problem_headers
 from lucius.api.protocol_routes import router as protocol_router
@@ -21,6 +22,7 @@ from lucius.api.routes import MAX_STREAMS, router
 from lucius.api.stopping import on_stop_signals
 from lucius.contract import Fault
 from lucius.observability.logs import configure_logging
+from lucius.observability.readiness import Role
 from lucius.ports.errors import LedgerError, LuciusError
 from lucius.service.errors import RejectCode, Rejected
 from lucius.settings import load_settings
@@ -64,11 +66,19 @@ def fastapi_app(opener: Opener | None = None) -> FastAPI:
     app.state.runtime = None
     app.state.refusal = ""
     app.state.streams = asyncio.Semaphore(MAX_STREAMS)
-    app.include_router(router)
-    app.include_router(protocol_router)
-    app.include_router(control_router)
-    app.include_router(review_router)
+    for routes in (router, protocol_router, control_router, review_router, health_router):
+        app.include_router(routes)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    _refuse_with_problems(app)
+    return app
+
+
+def health_app(opener: Opener) -> FastAPI:
+    """For a process that has no API: what those need who keep it running."""
+    app = App(title="Lucius", version=__version__, lifespan=_lifespan(opener), openapi_url=None)
+    app.state.runtime = None
+    app.state.refusal = ""
+    app.include_router(health_router)
     _refuse_with_problems(app)
     return app
 
@@ -77,8 +87,14 @@ def fastapi_app(opener: Opener | None = None) -> FastAPI:
 async def _from_environment() -> AsyncIterator[Runtime]:
     settings = load_settings()
     configure_logging(settings.log_level, settings.log_format)
-    async with open_runtime(settings) as runtime:
-        with on_stop_signals(runtime.hub.close):
+    async with open_runtime(settings, role=Role.WHOLE if settings.api_engine else Role.API) as runtime:
+
+        def let_go() -> None:
+            runtime.drain.ask()
+            runtime.drain.start_clock(settings.drain_seconds)
+            runtime.hub.close()
+
+        with on_stop_signals(let_go):
             yield runtime
 
 

@@ -5,16 +5,17 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from lucius import contract
 from lucius.api.bodies import decode, read_body, read_headers, require_json
-from lucius.api.openapi import answers, plain_text, streams, takes
+from lucius.api.openapi import answers, streams, takes
 from lucius.core.model import BlockedReason, JobStatus
 from lucius.core.routing import normalise_tenant
 from lucius.ports.ledger import JobFilter
 from lucius.service.auth import Principal
+from lucius.service.backlog import backlog_of, every_backlog
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.timestamps import parse_timestamp
 from lucius.wiring import Runtime
@@ -78,6 +79,7 @@ async def operator(principal: Annotated[Principal, Depends(principal_of)]) -> Pr
     return principal
 
 
+ServiceName = Annotated[str, Path(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
 Caller = Annotated[Principal, Depends(principal_of)]
 Reader = Annotated[Principal, Depends(reader)]
 Operator = Annotated[Principal, Depends(operator)]
@@ -207,22 +209,22 @@ async def retry_outbox(request: Request, who: Operator, runtime: Wired) -> Respo
     return ok(await runtime.operations.retry_outbox(who, asked.reason or ""))
 
 
-@router.get("/healthz", tags=["health"], **answers(contract.Health))
-async def healthz() -> Response:
-    """The process is up."""
-    return ok(contract.Health(status="ok"))
+async def backlog_reader(principal: Annotated[Principal, Depends(principal_of)], service: ServiceName) -> Principal:
+    """Whoever may read, and the service itself."""
+    if "read" not in principal.scopes:
+        principal.require_service(service)
+    return principal
 
 
-@router.get("/readyz", tags=["health"], **answers(contract.Ready))
-async def readyz(runtime: Wired) -> Response:
-    """The ledger answers and the engine runs."""
-    await runtime.store.due(0, 1)
-    if not runtime.engine.running:
-        raise Rejected(RejectCode.NOT_READY, "the engine does not run", retry_after_seconds=1)
-    return ok(contract.Ready(status="ready"))
+@router.get("/v1/backlog", tags=["operations"], **answers(contract.BacklogList, 401, 403))
+async def list_backlogs(who: Reader, runtime: Wired) -> Response:
+    """What every service has before it, of all tenants. As cheap as it looks, so it can be asked often."""
+    return ok(contract.BacklogList(services=await every_backlog(runtime.store)))
 
 
-@router.get("/metrics", tags=["health"], **plain_text())
-async def metrics(runtime: Wired) -> Response:
-    """Prometheus exposition."""
-    return Response(await runtime.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+@router.get("/v1/services/{service}/backlog", tags=["operations"], **answers(contract.ServiceBacklog, 401, 403, 422))
+async def get_backlog(
+    service: ServiceName, who: Annotated[Principal, Depends(backlog_reader)], runtime: Wired
+) -> Response:
+    """What a service has before it, of all tenants: made for autoscalers. 0 for one that has nothing to do."""
+    return ok(await backlog_of(runtime.store, service))

@@ -1,8 +1,9 @@
-"""The control plane in this process: API and engine behind uvicorn, until told to stop."""
+"""The control plane in this process: API, engine or both behind uvicorn, until told to stop."""
 
 import asyncio
 import errno
 import logging
+import math
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -11,12 +12,13 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 import structlog
 import uvicorn
 
-from lucius.api.app import create_app
+from lucius.api.app import create_app, health_app
 from lucius.cli.errors import CliError, Misused
+from lucius.drain import Drain
+from lucius.observability.readiness import Role
 from lucius.settings import Settings
-from lucius.wiring import open_runtime
+from lucius.wiring import Runtime, open_runtime
 
-DRAIN_SECONDS = 3
 KEEP_ALIVE_SECONDS = 75
 BACKLOG = 2048
 
@@ -50,26 +52,49 @@ def base_url(listener: socket.socket) -> str:
 
 
 @asynccontextmanager
-async def serving(settings: Settings, listener: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
+async def serving(
+    settings: Settings, listener: socket.socket, drain: Drain, role: Role = Role.WHOLE
+) -> AsyncIterator[asyncio.Task[None]]:
     """A control plane that answers on `listener`; the task ends only if the server does."""
     _log_through_structlog()
-    async with open_runtime(settings) as runtime:
+    async with open_runtime(settings, role=role, drain=drain) as runtime:
+        app = health_app if role is Role.ENGINE else create_app
         config = uvicorn.Config(
-            create_app(lambda: nullcontext(runtime)),
+            app(lambda: nullcontext(runtime)),
             log_config=None,
             access_log=False,
             lifespan="on",
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=DRAIN_SECONDS,
+            timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
         )
         server = _Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield task
         finally:
-            runtime.hub.close()  # long polls and streams end now, and not when their time is over
-            server.should_exit = True
-            await asyncio.wait({task})
+            await _let_go(runtime, server, task)
+
+
+async def _let_go(runtime: Runtime, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+    """Requests in flight are answered, and no new ones taken. What the engine has under way comes after that."""
+    drain, settings = runtime.drain, runtime.settings
+    await drain.pause(settings.drain_delay)  # until those who send us requests have seen that we want no more
+    drain.start_clock(settings.drain_seconds)
+    runtime.hub.close()  # long polls and streams end now, and not when their time is over
+    server.should_exit = True
+    await drain.unless_at_once(serving)
+    server.force_exit = True
+    await asyncio.wait({serving})
+
+
+@asynccontextmanager
+async def driving(settings: Settings, drain: Drain) -> AsyncIterator[None]:
+    """The engine alone, and nobody who could ask how it is."""
+    async with open_runtime(settings, role=Role.ENGINE, drain=drain):
+        try:
+            yield
+        finally:
+            drain.start_clock(settings.drain_seconds)
 
 
 class _Server(uvicorn.Server):
@@ -80,18 +105,26 @@ class _Server(uvicorn.Server):
         yield
 
 
-def stop_on_signals() -> asyncio.Event:
-    """Set by SIGINT or SIGTERM."""
-    stop = asyncio.Event()
+def drain_on_signals() -> Drain:
+    """SIGINT or SIGTERM asks for the end, a second one for it at once; a third is the system's to answer."""
+    drain = Drain()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    return stop
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def on_signal() -> None:
+        drain.ask()
+        if drain.at_once.is_set():
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
+    return drain
 
 
-async def until_stopped(server: asyncio.Task[None], stop: asyncio.Event) -> None:
+async def until_stopped(server: asyncio.Task[None], drain: Drain) -> None:
     """Until a signal, or the server's own end, which is an error."""
-    stopping = asyncio.create_task(stop.wait())
+    stopping = asyncio.create_task(drain.asked.wait())
     await asyncio.wait({server, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if server.done():

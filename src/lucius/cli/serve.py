@@ -22,12 +22,15 @@ from lucius.settings import Settings, load_settings
 SERVICES = ("ocr", "embedding", "sis")
 READY_SECONDS = 30.0
 SERVICE_GRACE = 2.0
-ONE_PROCESS_LEDGERS = ("sqlite", "memory")
 
 DataDir = Annotated[
     Path | None, typer.Option(help="Ledger, keys and artifacts; .lucius if absent", envvar="LUCIUS_DATA_DIR")
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on")]
+HealthPort = Annotated[
+    int | None,
+    typer.Option(help="Serve /healthz, /readyz and /metrics here", min=0, max=65535, envvar="LUCIUS_HEALTH_PORT"),
+]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one", min=0, max=65535)]
 
 
@@ -46,9 +49,9 @@ def dev(
 
 
 async def _dev(host: str, port: int, data_dir: Path, with_services: bool, engine: str | None) -> None:
-    from lucius.cli.control_plane import base_url, listen, serving, stop_on_signals, until_stopped  # noqa: PLC0415
+    from lucius.cli.control_plane import base_url, drain_on_signals, listen, serving, until_stopped  # noqa: PLC0415
 
-    stop = stop_on_signals()
+    drain = drain_on_signals()
     env = {"LUCIUS_LOG_FORMAT": "console", **os.environ, **({"LUCIUS_ENGINE": engine} if engine else {})}
     _make_folder(data_dir)
     with listen(host, port) as listener:
@@ -57,14 +60,14 @@ async def _dev(host: str, port: int, data_dir: Path, with_services: bool, engine
         env.setdefault("LUCIUS_ORCHESTRATOR_URL", url)
         settings = load_settings(env, data_dir=data_dir, dev_api_key=key)
         configure_logging(settings.log_level, settings.log_format)
-        async with serving(settings, listener) as server:
-            await _ready(Connection(url, key), server, stop)
+        async with serving(settings, listener, drain) as server:
+            await _ready(Connection(url, key), server, drain.asked)
             remember_dev_server(data_dir, url)
             ours = {"LUCIUS_ORCHESTRATOR_URL": url, "LUCIUS_API_KEY": key, "LUCIUS_DATA_DIR": str(data_dir)}
             child_env = {**_without_secrets(env), **ours}
             async with _services_running(child_env if with_services else None):
                 _say_ready(url, key, settings, with_services)
-                await until_stopped(server, stop)
+                await until_stopped(server, drain)
             out().print("stopping")
 
 
@@ -150,45 +153,64 @@ def api(
     host: Host = "127.0.0.1",
     port: Port = 8080,
     data_dir: DataDir = None,
+    engine: Annotated[
+        bool | None,
+        typer.Option(
+            "--engine/--no-engine",
+            help="Drive the jobs too, or leave that to `lucius reconciler`; also LUCIUS_API_ENGINE=on|off",
+        ),
+    ] = None,
 ) -> None:
-    """Run the control plane as the environment says (LUCIUS_*), with JSON logs. Keys come from LUCIUS_CONFIG."""
+    """Run the control plane as the environment says (LUCIUS_*), with JSON logs. Keys come from LUCIUS_CONFIG.
+
+    API and engine, as many of them as you like on a ledger that processes can share. SIGTERM drains: /readyz says no
+    at once, after LUCIUS_DRAIN_DELAY no request is taken any more, and what is under way has LUCIUS_DRAIN_SECONDS.
+    """
     die_with_parent()
-    run(lambda: _api(host, port, data_dir), fast_loop=True)
+    run(lambda: _api(host, port, data_dir, engine), fast_loop=True)
 
 
-async def _api(host: str, port: int, data_dir: Path | None) -> None:
-    from lucius.cli.control_plane import base_url, listen, serving, stop_on_signals, until_stopped  # noqa: PLC0415
+async def _api(host: str, port: int, data_dir: Path | None, engine: bool | None) -> None:
+    from lucius.cli.control_plane import base_url, drain_on_signals, listen, serving, until_stopped  # noqa: PLC0415
+    from lucius.observability.readiness import Role  # noqa: PLC0415
 
-    stop = stop_on_signals()
+    drain = drain_on_signals()
     with listen(host, port) as listener:
         env = {"LUCIUS_ORCHESTRATOR_URL": base_url(listener), **os.environ}
         settings = load_settings(env, data_dir=data_dir)
         configure_logging(settings.log_level, settings.log_format)
-        async with serving(settings, listener) as server:
-            await until_stopped(server, stop)
+        with_engine = settings.api_engine if engine is None else engine
+        async with serving(settings, listener, drain, Role.WHOLE if with_engine else Role.API) as server:
+            await until_stopped(server, drain)
 
 
-def reconciler(data_dir: DataDir = None) -> None:
-    """Run the engine without the API, for ledgers that several processes may share."""
+def reconciler(
+    data_dir: DataDir = None,
+    health_port: HealthPort = None,
+    health_host: Annotated[str, typer.Option(help="Address for that")] = "0.0.0.0",
+) -> None:
+    """Run the engine without the API, for ledgers that several processes may share. As many of them as you like.
+
+    SIGTERM drains: what is being handed over or called has LUCIUS_DRAIN_SECONDS, the rest goes to the others.
+    """
     die_with_parent()
-    settings = guarded(lambda: load_settings(data_dir=data_dir))
-    run(lambda: _reconciler(settings), fast_loop=True)
+    run(lambda: _reconciler(data_dir, health_host, health_port), fast_loop=True)
 
 
-async def _reconciler(settings: Settings) -> None:
-    scheme = settings.ledger_url.partition(":")[0]
-    if scheme in ONE_PROCESS_LEDGERS:
-        raise Misused(
-            f"a {scheme} ledger belongs to one process, which hosts both API and engine: `lucius api` already runs "
-            "what a reconciler would; a separate one needs a ledger that processes can share"
-        )
-    from lucius.cli.control_plane import stop_on_signals  # noqa: PLC0415
-    from lucius.wiring import open_runtime  # noqa: PLC0415
+async def _reconciler(data_dir: Path | None, health_host: str, health_port: int | None) -> None:
+    from lucius.cli.control_plane import drain_on_signals, driving, listen, serving, until_stopped  # noqa: PLC0415
+    from lucius.observability.readiness import Role  # noqa: PLC0415
 
+    drain = drain_on_signals()
+    settings = load_settings(data_dir=data_dir)
     configure_logging(settings.log_level, settings.log_format)
-    stop = stop_on_signals()
-    async with open_runtime(settings):
-        await stop.wait()
+    if health_port is None:
+        async with driving(settings, drain):
+            await drain.asked.wait()
+        return
+    with listen(health_host, health_port) as listener:
+        async with serving(settings, listener, drain, Role.ENGINE) as server:
+            await until_stopped(server, drain)
 
 
 def service(
@@ -203,10 +225,7 @@ def service(
     data_dir: Annotated[
         Path | None, typer.Option(help="Remembers finished steps; holds blob:// refs", envvar="LUCIUS_DATA_DIR")
     ] = None,
-    health_port: Annotated[
-        int | None,
-        typer.Option(help="Serve /healthz, /readyz and /metrics here", min=0, max=65535, envvar="LUCIUS_HEALTH_PORT"),
-    ] = None,
+    health_port: HealthPort = None,
     grace: Annotated[
         float, typer.Option(help="Seconds for steps at work when asked to stop", min=0, envvar="LUCIUS_GRACE")
     ] = 20.0,

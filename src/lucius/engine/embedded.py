@@ -1,13 +1,17 @@
 """The embedded engine: relay, sweeper, calls and notices as supervised tasks of one process."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 
 from lucius.engine.calls import CallRunner
 from lucius.engine.notices import NoticeRunner
 from lucius.engine.relay import Relay
-from lucius.engine.supervise import supervised
+from lucius.engine.supervise import Turns, supervised
 from lucius.engine.sweeper import Sweeper
+
+GRACE = 10.0
+QUIET_SECONDS = 60.0
 
 
 class EmbeddedEngine:
@@ -18,16 +22,22 @@ class EmbeddedEngine:
         calls: CallRunner,
         notices: NoticeRunner,
         on_failure: Callable[[str], None],
+        quiet_seconds: float = QUIET_SECONDS,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
+        """A loop that ends no turn for `quiet_seconds` is stuck."""
         self._sweeper = sweeper
         self._relay = relay
         self._calls = calls
         self._notices = notices
         self._on_failure = on_failure
+        self._quiet_seconds = quiet_seconds
+        self._steady = steady
         self._tasks: list[asyncio.Task[None]] = []
+        self._turns: dict[str, Turns] = {}
 
     async def start(self) -> None:
-        loops = {
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
             "deadlines": self._sweeper.deadlines_turn,
             "repair": self._sweeper.repair_turn,
             "calls": self._calls.turn,
@@ -35,8 +45,9 @@ class EmbeddedEngine:
         }
         if self._relay is not None:
             loops |= {"relay": self._relay.turn, "claims": self._relay.claims_turn}
+        self._turns = {name: Turns(self._steady) for name in loops}
         self._tasks = [
-            asyncio.create_task(supervised(name, turn, self._on_failure), name=f"lucius-{name}")
+            asyncio.create_task(supervised(name, turn, self._on_failure, self._turns[name]), name=f"lucius-{name}")
             for name, turn in loops.items()
         ]
 
@@ -44,9 +55,22 @@ class EmbeddedEngine:
     def running(self) -> bool:
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
 
-    async def stop(self) -> None:
+    def troubles(self) -> dict[str, str]:
+        """Loops that get nothing done, and what is wrong."""
+        said = {name: turns.trouble(self._quiet_seconds) for name, turns in self._turns.items()}
+        return {name: trouble for name, trouble in said.items() if trouble}
+
+    async def stop(self, grace: float = GRACE) -> None:
+        """What is under way may end, for so long; what is cut off after that is left to its lease or its claim."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(self._loops_ended(grace), self._calls.stop(grace), self._notices.stop(grace))
+        self._tasks = []
+
+    async def _loops_ended(self, grace: float) -> None:
+        """The relay ends its publishes before it goes; told again, it does not."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        await asyncio.gather(self._calls.stop(), self._notices.stop())

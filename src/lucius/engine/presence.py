@@ -14,3 +14,6 @@ class LonePresence:
             self._resumed_at = now
         self._last_tick = now
         return self._resumed_at
+
+    async def last_tick(self) -> Instant | None:
+        return self._last_tick

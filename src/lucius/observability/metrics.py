@@ -4,6 +4,7 @@ from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from lucius.core.counters import pending_by_lane, unacked_by_service
 from lucius.core.decision import Decision
 from lucius.core.model import TERMINAL_JOB, TERMINAL_STEP, AttemptOutcome, Event, Millis, ReviewKind, Step
 from lucius.ports.clock import Clock
@@ -77,7 +78,8 @@ class Metrics:
         self.flush = Histogram("lucius_commit_seconds", "One durable commit", buckets=FLUSH_BUCKETS, registry=registry)
         self.inflight = Gauge("lucius_jobs_inflight", "Jobs not yet ended", registry=registry)
         self.unacked = Gauge("lucius_unacked", "Directives handed over, not picked up", ["service"], registry=registry)
-        self.backlog = Gauge("lucius_outbox_pending", "Outbox rows that wait", ["service"], registry=registry)
+        self.pending = Gauge("lucius_outbox_pending", "Directives free to go", ["service"], registry=registry)
+        self.backlog = Gauge("lucius_backlog", "Directives free to go", ["service", "lane"], registry=registry)
         self.open_reviews = Gauge(
             "lucius_reviews_open", "Review items that wait for a person", ["kind"], registry=registry
         )
@@ -148,16 +150,21 @@ class Metrics:
         backlog, reviews = await self._reader.backlog(now), await self._reader.open_reviews()
         self.inflight.set(counters.get("jobs", 0))
         self.unacked.clear()
-        for counter, n in counters.items():
-            if counter.startswith("unacked/"):
-                self.unacked.labels(counter.removeprefix("unacked/")).set(n)
-        self.backlog.clear()
-        for service, n in backlog.pending.items():
-            self.backlog.labels(service).set(n)
+        for service, n in unacked_by_service(counters).items():
+            self.unacked.labels(service).set(n)
+        self._set_backlog(counters)
         for kind in ReviewKind:
             self.open_reviews.labels(kind).set(reviews.get(kind, 0))
         self.oldest.set(0 if backlog.oldest_at is None else max(0, now - backlog.oldest_at) / 1000)
         return generate_latest(self.registry)
+
+    def _set_backlog(self, counters: dict[str, int]) -> None:
+        self.pending.clear()
+        self.backlog.clear()
+        for service, lanes in pending_by_lane(counters).items():
+            self.pending.labels(service).set(sum(lanes.values()))
+            for lane, n in lanes.items():
+                self.backlog.labels(service, str(lane)).set(n)
 
 
 def _type_of(step: Step | None) -> str:

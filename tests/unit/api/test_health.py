@@ -15,6 +15,7 @@ POINT_11 = [
     'lucius_step_retries_total{cause="FAILED",service="ocr"} 1.0',
     'lucius_dispatch_lag_seconds_count{service="ocr"} 2.0',
     'lucius_outbox_pending{service="embedding"} 1.0',
+    'lucius_backlog{lane="14",service="embedding"} 1.0',
     "lucius_outbox_oldest_seconds 7.0",
     'lucius_sweeper_actions_total{action="deadline"} 1.0',
     "lucius_commit_batch_size_count",
@@ -81,12 +82,28 @@ async def test_what_people_do_and_wait_for_is_counted(serve: Serve) -> None:
 
 async def test_a_server_is_ready_while_its_engine_runs(api: Api) -> None:
     assert (await api.get("/healthz", key="")).ok() == {"status": "ok"}
-    assert (await api.get("/readyz", key="")).ok() == {"status": "ready"}
+    said = (await api.get("/readyz", key="")).ok()
+    assert said["status"] == "ready"
+    assert {name: check["ok"] for name, check in said["checks"].items()} == dict.fromkeys(
+        ("ledger", "protocols", "engine", "loops", "bus"), True
+    )
     await api.runtime.engine.stop()
     answer = await api.get("/readyz", key="")
-    answer.problem(503, "NOT_READY")
+    problem = answer.problem(503, "NOT_READY")
+    assert problem["detail"] == "engine: the engine does not run"
+    assert problem["checks"]["engine"] == {"ok": False, "detail": "the engine does not run"}
+    assert problem["checks"]["ledger"] == {"ok": True}
     assert answer.headers["retry-after"] == "1"
     assert (await api.get("/healthz", key="")).ok() == {"status": "ok"}
+
+
+async def test_a_server_that_was_asked_to_stop_wants_no_more_work(api: Api) -> None:
+    assert (await api.get("/readyz", key="")).status == 200
+    api.runtime.drain.ask()
+    problem = (await api.get("/readyz", key="")).problem(503, "NOT_READY")
+    assert problem["checks"]["draining"] == {"ok": False, "detail": "this process was asked to stop"}
+    assert (await api.get("/healthz", key="")).status == 200
+    assert await api.submit(), "who has not heard of it yet is served all the same"
 
 
 async def test_a_server_that_starts_or_stops_says_so(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

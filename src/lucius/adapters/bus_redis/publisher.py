@@ -44,6 +44,14 @@ class RedisPublisher:
             self._writing = asyncio.create_task(self._write())
         await outgoing.outcome
 
+    async def ping(self) -> None:
+        try:
+            (answer,) = await self._line.ask([("PING",)])
+        except OutcomeUnknown as lost:
+            raise BusDown(str(lost)) from lost
+        if isinstance(answer, ResponseError):
+            raise BusDown(f"Redis: {answer}")
+
     async def close(self) -> None:
         if self._writing is not None:
             await asyncio.wait({self._writing})
