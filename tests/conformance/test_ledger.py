@@ -1,8 +1,11 @@
 """What every ledger promises (`lucius.ports.ledger`), whichever store is behind it."""
 
 import asyncio
+from collections import Counter
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from lucius.core.decision import Decision
 from lucius.core.inputs import Cap
@@ -437,7 +440,7 @@ class TestPending:
     async def test_rows_are_found_by_service_and_lane(self, ledger: FullLedger) -> None:
         await commit_all(ledger, dispatch("a", lane=1), dispatch("b", lane=2), dispatch("c", lane=1, service="sis"))
         assert await self.ids(ledger, PendingQuery(limit=9, now=5_000, service="ocr")) == ["a", "b"]
-        assert await self.ids(ledger, PendingQuery(limit=9, now=5_000, lanes=frozenset({1}))) == ["a", "c"]
+        assert sorted(await self.ids(ledger, PendingQuery(limit=9, now=5_000, lanes=frozenset({1})))) == ["a", "c"]
         others = PendingQuery(limit=1, now=5_000, except_services=frozenset({"ocr"}))
         assert await self.ids(ledger, others) == ["c"]
         both = PendingQuery(limit=9, now=5_000, service="ocr", lanes=frozenset({2, 9}))
@@ -448,7 +451,8 @@ class TestPending:
     async def test_a_row_waits_for_its_next_attempt(self, ledger: FullLedger) -> None:
         await commit_all(ledger, dispatch("later", next_attempt_at=6_000), dispatch("now"))
         assert await self.ids(ledger, PendingQuery(limit=9, now=5_999)) == ["now"]
-        assert await self.ids(ledger, PendingQuery(limit=9, now=6_000)) == ["later", "now"]
+        assert await self.ids(ledger, PendingQuery(limit=9, now=6_000)) == ["now", "later"]
+        assert await self.ids(ledger, PendingQuery(limit=9, now=6_000, later=False)) == ["now"]
 
     async def test_rows_written_by_a_clock_ahead_of_ours_are_ready_all_the_same(self, ledger: FullLedger) -> None:
         await ledger.commit(dispatch("j1", created_at=99_000))
@@ -495,6 +499,115 @@ class TestPending:
     async def test_what_waits_for_its_next_attempt_is_not_old(self, ledger: FullLedger) -> None:
         await ledger.commit(dispatch("a", created_at=300, next_attempt_at=9_000))
         assert await ledger.backlog(8_000) == Backlog({"ocr": 1}, None)
+
+
+def of_tenant(tenant_id: str, n: int, **fields: Any) -> list[Decision]:
+    """So many jobs of a tenant, each with a row that is ready."""
+    asked = [command(f"{tenant_id}-{i}", tenant_id=tenant_id) for i in range(n)]
+    return [dispatch(f"{tenant_id}-{i}", asked=asked[i], tenant_id=tenant_id, **fields) for i in range(n)]
+
+
+class TestFairTurns:
+    """Of `Outbox.pending`: who shares a service, or a lane of it, takes turns."""
+
+    async def served(self, ledger: FullLedger, limit: int, **wanted: Any) -> list[str]:
+        query = PendingQuery(**{"limit": limit, "now": 5_000, "service": "ocr", **wanted})
+        return [found.job_id for found in await ledger.pending(query)]
+
+    async def tenants(self, ledger: FullLedger, limit: int, **wanted: Any) -> list[str]:
+        return [job_id.split("-")[0] for job_id in await self.served(ledger, limit, **wanted)]
+
+    async def test_a_long_backlog_does_not_hide_the_few_rows_behind_it(self, ledger: FullLedger) -> None:
+        await together(ledger, *of_tenant("long", 1_000))
+        await together(ledger, *of_tenant("b", 2), *of_tenant("c", 1))
+        served = await self.served(ledger, 7)
+        assert sorted(served[:3]) == ["b-0", "c-0", "long-0"]
+        assert sorted(served[3:5]) == ["b-1", "long-1"]
+        assert served[5:] == ["long-2", "long-3"]
+
+    async def test_each_tenants_oldest_come_first(self, ledger: FullLedger) -> None:
+        rows = [row for pair in zip(of_tenant("a", 5), of_tenant("b", 5), strict=True) for row in pair]
+        await commit_all(ledger, *rows)
+        served = await self.served(ledger, 10)
+        assert [job_id for job_id in served if job_id[0] == "a"] == [f"a-{i}" for i in range(5)]
+        assert [job_id for job_id in served if job_id[0] == "b"] == [f"b-{i}" for i in range(5)]
+
+    async def test_nobody_is_asked_twice_before_everybody_was_asked_once(self, ledger: FullLedger) -> None:
+        await together(ledger, *of_tenant("a", 50), *of_tenant("b", 50), *of_tenant("c", 50))
+        one_by_one = [(await self.tenants(ledger, 1))[0] for _ in range(9)]
+        for turn in range(0, 9, 3):
+            assert sorted(one_by_one[turn : turn + 3]) == ["a", "b", "c"]
+        two_by_two = [tenant for _ in range(6) for tenant in await self.tenants(ledger, 2)]
+        assert Counter(two_by_two) == {"a": 4, "b": 4, "c": 4}
+
+    async def test_a_tenant_who_comes_later_gets_the_next_turn_but_few(self, ledger: FullLedger) -> None:
+        await together(ledger, *of_tenant("a", 500))
+        await self.served(ledger, 10)
+        await together(ledger, *of_tenant("b", 1))
+        assert "b-0" in [*await self.served(ledger, 1), *await self.served(ledger, 1)]
+
+    async def test_tenants_take_turns_inside_a_lane(self, ledger: FullLedger) -> None:
+        others = (*of_tenant("far", 20, lane=9), *of_tenant("b", 2, lane=4))
+        await together(ledger, *of_tenant("a", 20, lane=4), *others)
+        in_lane = [(await self.tenants(ledger, 1, lanes=frozenset({4})))[0] for _ in range(4)]
+        assert Counter(in_lane) == {"a": 2, "b": 2}
+        assert await self.tenants(ledger, 2, lanes=frozenset({9})) == ["far", "far"]
+
+    async def test_who_waits_for_a_backoff_is_passed_over_until_it_is_due(self, ledger: FullLedger) -> None:
+        await together(ledger, *of_tenant("a", 3), *of_tenant("late", 3, next_attempt_at=6_000))
+        assert await self.tenants(ledger, 9) == ["a"] * 3
+        assert await self.tenants(ledger, 9, now=5_999) == ["a"] * 3
+        assert await self.tenants(ledger, 5, now=6_000) == ["a"] * 3 + ["late"] * 2
+        first = of_tenant("late", 1)[0]
+        await ledger.commit(then(first, outbox=(row(first.steps[0], tenant_id="late"),)))
+        assert "late-0" in await self.served(ledger, 2)
+
+    async def test_a_look_in_vain_is_no_last_look(self, ledger: FullLedger) -> None:
+        soon, (late,) = of_tenant("a", 1, next_attempt_at=6_000)[0], of_tenant("a", 2, next_attempt_at=9_000)[1:]
+        await together(ledger, soon, late)
+        await ledger.commit(then(soon, outbox=(replace(soon.outbox[0], status=OutboxStatus.SENT),)))
+        assert await self.served(ledger, 9, now=7_000) == []
+        assert await self.served(ledger, 9, now=9_000) == ["a-1"]
+
+    async def test_whoever_has_nothing_left_is_passed_over(self, ledger: FullLedger) -> None:
+        gone = of_tenant("gone", 2)
+        await together(ledger, *gone, *of_tenant("a", 4))
+        sent = [then(one, outbox=(replace(one.outbox[0], status=OutboxStatus.SENT),)) for one in gone]
+        await together(ledger, *sent)
+        assert [await self.tenants(ledger, 1) for _ in range(3)] == [["a"]] * 3
+        await ledger.commit(of_tenant("gone", 3)[2])
+        assert Counter(await self.tenants(ledger, 2)) == {"a": 1, "gone": 1}
+
+    async def test_a_claimed_row_that_is_let_go_has_its_tenants_turn_again(self, ledger: FullLedger) -> None:
+        (claimed,) = of_tenant("b", 1, claimed_at=4_000)
+        await together(ledger, claimed, *of_tenant("a", 4))
+        assert await self.tenants(ledger, 2) == ["a", "a"]
+        await ledger.commit(then(claimed, outbox=(replace(claimed.outbox[0], claimed_at=None),)))
+        assert Counter(await self.tenants(ledger, 2)) == {"a": 1, "b": 1}
+
+    async def test_rows_in_hand_are_left_out_and_cost_nobody_a_turn(self, ledger: FullLedger) -> None:
+        held = of_tenant("a", 40)
+        await together(ledger, *held, *of_tenant("b", 40))
+        in_hand = frozenset(one.outbox[0].outbox_id for one in held[:30])
+        assert sorted(await self.served(ledger, 2, except_rows=in_hand)) == ["a-30", "b-0"]
+        one_by_one = [(await self.tenants(ledger, 1, except_rows=in_hand))[0] for _ in range(8)]
+        assert Counter(one_by_one) == {"a": 4, "b": 4}
+        everything = await self.served(ledger, 80, except_rows=in_hand)
+        assert len(everything) == 50
+
+    async def test_a_tenant_with_all_its_rows_in_hand_is_not_forgotten(self, ledger: FullLedger) -> None:
+        (held,) = of_tenant("a", 1)
+        await ledger.commit(held)
+        assert await self.served(ledger, 9, except_rows=frozenset({held.outbox[0].outbox_id})) == []
+        assert await self.served(ledger, 9) == ["a-0"]
+
+    async def test_without_a_service_the_services_take_turns_too(self, ledger: FullLedger) -> None:
+        await together(ledger, *of_tenant("a", 300), *of_tenant("b", 1))
+        await ledger.commit(dispatch("other", service="sis"))
+        served = await self.served(ledger, 3, service=None)
+        assert sorted(served) == ["a-0", "b-0", "other"]
+        one_by_one = [(await self.served(ledger, 1, service=None))[0] for _ in range(4)]
+        assert {"other", "b-0"} <= set(one_by_one)
 
 
 class TestDrift:

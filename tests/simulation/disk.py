@@ -57,7 +57,7 @@ class Disk(MemoryLedger):
 
     def lose_row(self, row: OutboxRow) -> None:
         """Drift: an outbox row is gone."""
-        self._pending.pop((row.job_id, row.outbox_id), None)
+        self._drop_pending(row)
         del self._records[row.job_id].outbox[row.outbox_id]
 
 

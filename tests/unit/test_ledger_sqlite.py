@@ -106,6 +106,15 @@ def overwrite(path: Path, at: int, content: bytes) -> None:
         file.write(content)
 
 
+def take_back(path: Path, version: int) -> None:
+    """To what an older Lucius would have written, from before rows told their tenant apart."""
+    raw(path, "DROP INDEX outbox_pending")
+    raw(path, "ALTER TABLE outbox DROP COLUMN tenant_id")
+    (index,) = [statement for statement in MIGRATIONS[0] if "INDEX outbox_pending" in statement]
+    raw(path, index)
+    raw(path, f"PRAGMA user_version = {version}")
+
+
 async def work_off(ledger: SqliteLedger, names: list[str]) -> None:
     """Jobs from acceptance to their end."""
     accepted = [dispatch(name) for name in names]
@@ -328,21 +337,22 @@ class TestOpening:
             SqliteLedger.open(tmp_path / "file" / "ledger.db")
 
     async def test_an_older_file_is_brought_up_to_date_with_its_data(self, path: Path) -> None:
-        ledger = SqliteLedger.open(path, migrations=MIGRATIONS[:1])
+        ledger = SqliteLedger.open(path)
         await ledger.commit(dispatch("old"))
         await ledger.close()
-        newer = (MIGRATIONS[0], ("ALTER TABLE jobs ADD COLUMN note TEXT", "UPDATE jobs SET note = 'moved'"))
+        newer = (*MIGRATIONS, ("ALTER TABLE jobs ADD COLUMN note TEXT", "UPDATE jobs SET note = 'moved'"))
         ledger = SqliteLedger.open(path, migrations=newer)
         await ledger.commit(dispatch("new"))
         assert await ledger.load("old") is not None
         await ledger.close()
-        assert raw(path, "PRAGMA user_version") == [(2,)]
+        assert raw(path, "PRAGMA user_version") == [(len(newer),)]
         assert raw(path, "SELECT note FROM jobs ORDER BY id") == [("moved",), (None,)]
 
     async def test_an_older_file_s_jobs_know_which_events_have_no_hash(self, path: Path) -> None:
-        ledger = SqliteLedger.open(path, migrations=MIGRATIONS[:3])
+        ledger = SqliteLedger.open(path)
         await ledger.commit(dispatch("old"))
         await ledger.close()
+        take_back(path, 3)
         ledger = SqliteLedger.open(path)
         await ledger.commit(dispatch("new"))  # by a builder that writes no hashes
         old, new = await verify(ledger, "old"), await verify(ledger, "new")
@@ -350,6 +360,17 @@ class TestOpening:
         assert old is not None
         assert new is not None
         assert (old.valid, old.unsealed, new.valid, new.unsealed) == (True, 2, False, 0)
+
+    async def test_the_rows_of_an_older_file_take_turns_by_tenant(self, path: Path) -> None:
+        ledger = SqliteLedger.open(path)
+        for tenant_id, name in (("a", "a1"), ("a", "a2"), ("b", "b1")):
+            await ledger.commit(dispatch(name, asked=command(name, tenant_id=tenant_id), tenant_id=tenant_id))
+        await ledger.close()
+        take_back(path, 4)
+        ledger = SqliteLedger.open(path)
+        served = [found.job_id for found in await ledger.pending(PendingQuery(limit=9, now=1, service="ocr"))]
+        await ledger.close()
+        assert served == ["a1", "b1", "a2"]
 
     async def test_a_migration_that_fails_leaves_the_file_as_it_was(self, path: Path) -> None:
         ledger = SqliteLedger.open(path)
@@ -406,6 +427,43 @@ class TestCosts:
         with traced(ledger) as statements, pytest.raises(AlreadyAccepted):
             await ledger.commit(accept("a"))
         assert not [statement for statement in statements if not statement.lstrip().startswith("SELECT")]
+
+    async def test_one_tenants_backlog_is_not_read_to_find_anothers_row(self, ledger: SqliteLedger) -> None:
+        async def work() -> int:
+            with work_counted(ledger) as ticks:
+                for lanes in (None, frozenset({7})):
+                    found = await ledger.pending(PendingQuery(limit=2, now=5_000, service="ocr", lanes=lanes))
+                    assert {row.tenant_id for row in found} >= {"b"}
+            return len(ticks)
+
+        await ledger.commit(dispatch("b", asked=command("b", tenant_id="b"), tenant_id="b", lane=7))
+        await together(ledger, *(dispatch(f"few-{n}") for n in range(10)))
+        few = await work()
+        for n in range(5):
+            await together(ledger, *(dispatch(f"many-{n}-{k}") for k in range(500)))
+            await together(ledger, *(dispatch(f"later-{n}-{k}", next_attempt_at=9_000) for k in range(500)))
+        assert await work() <= few * 1.1 + 1
+
+    async def test_who_waits_for_a_backoff_is_not_looked_at_again_and_again(self, ledger: SqliteLedger) -> None:
+        names = [f"t{n}" for n in range(100)]
+        asked = {name: command(name, tenant_id=name) for name in names}
+        await together(ledger, *(dispatch(n, asked=asked[n], tenant_id=n, next_attempt_at=9_000) for n in names))
+        query = PendingQuery(limit=5, now=5_000, service="ocr")
+        assert await ledger.pending(query) == []
+        with traced(ledger) as statements:
+            assert await ledger.pending(query) == []
+        assert statements == []
+        assert len(await ledger.pending(PendingQuery(limit=5, now=9_000, service="ocr"))) == 5
+
+    async def test_who_has_nothing_left_is_not_looked_at_again(self, ledger: SqliteLedger) -> None:
+        first = dispatch("j1")
+        await ledger.commit(first)
+        await ledger.commit(then(first, outbox=(row(first.steps[0], status=OutboxStatus.SENT),)))
+        query = PendingQuery(limit=5, now=5_000, service="ocr")
+        assert await ledger.pending(query) == []
+        with traced(ledger) as statements:
+            assert await ledger.pending(query) == []
+        assert statements == []
 
     async def test_a_commit_does_the_same_work_however_many_jobs_are_finished(self, ledger: SqliteLedger) -> None:
         async def work(name: str) -> tuple[int, int]:

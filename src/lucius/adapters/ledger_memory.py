@@ -1,6 +1,6 @@
 """A ledger without durability, for simulations and tests: the same promises, kept in dictionaries."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 
 from msgspec import Struct, field
@@ -8,6 +8,7 @@ from msgspec import Struct, field
 from lucius.adapters.cursor import decode_cursor, encode_cursor
 from lucius.adapters.group_commit import GroupCommit
 from lucius.adapters.reviews_memory import MemoryReviews
+from lucius.adapters.turns import Taker, Turns, deal
 from lucius.adapters.versions_memory import MemoryVersions
 from lucius.core.decision import Decision, EndedAttempt, JobView
 from lucius.core.model import (
@@ -74,7 +75,7 @@ class MemoryLedger(GroupCommit, MemoryVersions):
         MemoryVersions.__init__(self)
         self._records: dict[str, _Record] = {}
         self._live: dict[str, _Record] = {}
-        self._pending: dict[tuple[str, str], OutboxRow] = {}
+        self._pending: Turns[dict[tuple[str, str], OutboxRow]] = Turns()
         self._keys: dict[tuple[str, str], IdempotencyRow] = {}
         self._counters: dict[str, int] = {}
         self._reviews = MemoryReviews()
@@ -132,13 +133,28 @@ class MemoryLedger(GroupCommit, MemoryVersions):
         for row in decision.outbox:
             record.outbox[row.outbox_id] = row
             if row.status is OutboxStatus.PENDING:
-                self._pending[job_id, row.outbox_id] = row
+                self._keep_pending(row)
             else:
-                self._pending.pop((job_id, row.outbox_id), None)
+                self._drop_pending(row)
         for counter, move in decision.counters.items():
             self._counters[counter] = self._counters.get(counter, 0) + move
             if not self._counters[counter]:
                 del self._counters[counter]
+
+    def _keep_pending(self, row: OutboxRow) -> None:
+        taker = Taker(row.service, row.tenant_id)
+        rows = self._pending.find(taker)
+        if rows is None:
+            rows = self._pending.add(taker, {})
+        rows[row.job_id, row.outbox_id] = row
+
+    def _drop_pending(self, row: OutboxRow) -> None:
+        taker = Taker(row.service, row.tenant_id)
+        rows = self._pending.find(taker)
+        if rows is not None:
+            rows.pop((row.job_id, row.outbox_id), None)
+            if not rows:
+                self._pending.drop(taker)
 
     async def load(self, job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
         record = self._records.get(job_id)
@@ -159,7 +175,22 @@ class MemoryLedger(GroupCommit, MemoryVersions):
         """Nobody else asks this memory."""
 
     async def pending(self, query: PendingQuery) -> list[OutboxRow]:
-        return list(islice((row for row in self._pending.values() if _is_wanted(row, query)), query.limit))
+        found = self._first(query, query.limit, _is_claimed if query.claimed else _is_ready)
+        if query.later and not query.claimed and len(found) < query.limit:
+            found += self._first(query, query.limit - len(found), lambda row: _is_ready_again(row, query.now))
+        return found
+
+    def _first(self, query: PendingQuery, limit: int, which: Callable[[OutboxRow], bool]) -> list[OutboxRow]:
+        """Of those that are wanted, in fair order."""
+
+        def look(taker: Taker, n: int) -> list[OutboxRow]:
+            rows = self._pending.find(taker) or {}
+            return list(islice((row for row in rows.values() if which(row) and _is_wanted(row, query)), n))
+
+        takers = (taker for taker, _ in self._pending.takers(query.service, query.except_services))
+        dealt = deal(takers, limit, look)
+        self._pending.served(taker for taker, _ in dealt)
+        return [row for _, row in dealt]
 
     async def drifted(self, limit: int) -> list[Drift]:
         return list(islice((drift for record in self._live.values() if (drift := _drift(record))), limit))
@@ -222,19 +253,27 @@ class MemoryLedger(GroupCommit, MemoryVersions):
 
     async def backlog(self, now: Instant) -> Backlog:
         pending: dict[str, int] = {}
-        for row in self._pending.values():
+        rows = [row for _, rows in self._pending.items() for row in rows.values()]
+        for row in rows:
             pending[row.service] = pending.get(row.service, 0) + 1
-        due = (row for row in self._pending.values() if row.next_attempt_at is None or row.next_attempt_at <= now)
+        due = (row for row in rows if row.next_attempt_at is None or row.next_attempt_at <= now)
         return Backlog(pending, min((row.created_at for row in due), default=None))
 
 
+def _is_claimed(row: OutboxRow) -> bool:
+    return row.claimed_at is not None
+
+
+def _is_ready(row: OutboxRow) -> bool:
+    return row.claimed_at is None and row.next_attempt_at is None
+
+
+def _is_ready_again(row: OutboxRow, now: Instant) -> bool:
+    return row.claimed_at is None and row.next_attempt_at is not None and row.next_attempt_at <= now
+
+
 def _is_wanted(row: OutboxRow, query: PendingQuery) -> bool:
-    if query.claimed:
-        ready = row.claimed_at is not None
-    else:
-        ready = row.claimed_at is None and (row.next_attempt_at is None or row.next_attempt_at <= query.now)
-    right_service = query.service in (None, row.service) and row.service not in query.except_services
-    return ready and right_service and (query.lanes is None or row.lane in query.lanes)
+    return row.outbox_id not in query.except_rows and (query.lanes is None or row.lane in query.lanes)
 
 
 def _drift(record: _Record) -> Drift | None:

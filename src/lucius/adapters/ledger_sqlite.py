@@ -10,6 +10,7 @@ from lucius.adapters import rows
 from lucius.adapters.group_commit import GroupCommit
 from lucius.adapters.sqlite.batch import Batch, find_key
 from lucius.adapters.sqlite.live import Mirror
+from lucius.adapters.sqlite.outbox import SqliteOutbox
 from lucius.adapters.sqlite.queries import SqliteReader
 from lucius.adapters.sqlite.reviews import SqliteReviews
 from lucius.adapters.sqlite.schema import MIGRATIONS, Migration
@@ -27,8 +28,8 @@ _LIVE_JOBS = """
 """
 
 
-class SqliteLedger(GroupCommit, SqliteReader, SqliteReviews, SqliteVersions):
-    """Implements Ledger, Reader, ReviewReader and ProtocolStore."""
+class SqliteLedger(GroupCommit, SqliteReader, SqliteOutbox, SqliteReviews, SqliteVersions):
+    """Implements Ledger, Outbox, Reader, ReviewReader and ProtocolStore."""
 
     def __init__(self, store: Store) -> None:
         GroupCommit.__init__(self)

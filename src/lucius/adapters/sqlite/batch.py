@@ -30,8 +30,9 @@ _PUT_STEP = """
 # A timed-out attempt can still succeed (rule 3), so its entry in the history may get a last word.
 _PUT_ATTEMPT = "INSERT OR REPLACE INTO attempts (job, step_id, attempt_no, body) VALUES (?, ?, ?, ?)"
 _PUT_OUTBOX = """
-    INSERT INTO outbox (job, outbox_id, seq, status, service, lane, claimed, next_attempt_at, created_at, body)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO outbox
+        (job, outbox_id, seq, status, service, tenant_id, lane, claimed, next_attempt_at, created_at, body)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (job, outbox_id) DO UPDATE
     SET status = excluded.status, claimed = excluded.claimed, next_attempt_at = excluded.next_attempt_at,
         body = excluded.body
@@ -192,6 +193,7 @@ class Batch:
                 self._mirror.last_seq + place,
                 str(row.status),
                 row.service,
+                row.tenant_id,
                 row.lane,
                 int(row.claimed_at is not None),
                 row.next_attempt_at,
@@ -206,7 +208,8 @@ class Batch:
         mirror.last_id = self._last_id
         mirror.last_seq += len(self._outbox)
         mirror.stored_protocols.update(self._protocols)
-        mirror.services.update(row.service for row in self._outbox.values())
+        for row in self._outbox.values():
+            mirror.note(row)
         for name, value in self._counters.items():
             if value:
                 mirror.counters[name] = value

@@ -10,8 +10,9 @@ from msgspec import Struct
 
 from lucius.adapters import rows
 from lucius.adapters.sqlite.store import Store
+from lucius.adapters.turns import Taker, Turns
 from lucius.core.decision import JobView
-from lucius.core.model import Instant, Job, JobStatus, Step
+from lucius.core.model import Instant, Job, JobStatus, OutboxRow, OutboxStatus, Step
 from lucius.core.protocol import Protocol
 
 MAX_CACHED_JOBS = 20_000
@@ -20,6 +21,14 @@ _ID_BITS = 12
 
 _JOB = """
     SELECT jobs.id, commands.body, jobs.body FROM jobs JOIN commands ON commands.job = jobs.id WHERE jobs.job_id = ?
+"""
+_READY = """
+    SELECT DISTINCT service, tenant_id, lane, 0 FROM outbox
+    WHERE status = 'PENDING' AND claimed = 0 AND next_attempt_at IS NULL
+"""
+_LATER = """
+    SELECT service, tenant_id, lane, min(next_attempt_at) FROM outbox
+    WHERE status = 'PENDING' AND claimed = 0 AND next_attempt_at IS NOT NULL GROUP BY service, tenant_id, lane
 """
 
 
@@ -41,6 +50,8 @@ class Mirror:
         self.counters: dict[str, int] = dict(store.rows("SELECT name, value FROM counters"))
         self.request_types = _request_types(store)
         self.services = _services(store)
+        self.ready = Waiting(store, _READY)
+        self.later = Waiting(store, _LATER)
         self.last_id = _number(store, "SELECT max(id) FROM jobs")
         self.last_seq = _number(store, "SELECT max(seq) FROM outbox WHERE status = 'PENDING'")
 
@@ -55,6 +66,13 @@ class Mirror:
         self._cache.move_to_end(entry.job.job_id)
         if len(self._cache) > self._max_cached:
             self._cache.popitem(last=False)
+
+    def note(self, row: OutboxRow) -> None:
+        """So that it is found when it is asked for."""
+        self.services.add(row.service)
+        if row.status is OutboxStatus.PENDING and row.claimed_at is None:
+            waiting = self.ready if row.next_attempt_at is None else self.later
+            waiting.note(Taker(row.service, row.tenant_id), row.lane, row.next_attempt_at or 0)
 
     def forget(self, job_id: str) -> None:
         self._cache.pop(job_id, None)
@@ -108,6 +126,33 @@ class Mirror:
             (body,) = self._store.rows("SELECT body FROM protocols WHERE digest = ?", (digest,))[0]
             found = self._protocols[digest] = rows.protocol(body)
         return found
+
+
+class Waiting(Turns[dict[int, Instant]]):
+    """Who has unclaimed PENDING rows: by lane, since when a look at them is worth it. It may know too much, never too
+    little: whoever looks in vain says so."""
+
+    def __init__(self, store: Store, known: str) -> None:
+        super().__init__()
+        for service, tenant_id, lane, since in store.rows(known):
+            self.note(Taker(service, tenant_id), lane, since)
+
+    def note(self, taker: Taker, lane: int, since: Instant) -> None:
+        lanes = self.find(taker)
+        if lanes is None:
+            lanes = self.add(taker, {})
+        lanes[lane] = min(lanes.get(lane, since), since)
+
+    def looked_in_vain(self, taker: Taker, lanes: Collection[int] | None, until: Instant | None) -> None:
+        """In these lanes nothing is ready before that, or nothing is left at all."""
+        known = self.find(taker) or {}
+        for lane in list(known) if lanes is None else known.keys() & lanes:
+            if until is None:
+                del known[lane]
+            else:
+                known[lane] = until
+        if not known:
+            self.drop(taker)
 
 
 def next_id(last: int, created_at: Instant) -> int:

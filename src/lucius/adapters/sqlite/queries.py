@@ -8,10 +8,10 @@ from typing import Any
 from lucius.adapters import rows
 from lucius.adapters.cursor import decode_cursor, encode_cursor
 from lucius.adapters.sqlite.live import Mirror, first_id_after
-from lucius.adapters.sqlite.store import Row, Store
+from lucius.adapters.sqlite.store import Store
 from lucius.core.decision import EndedAttempt, JobView
-from lucius.core.model import BlockedReason, Event, Instant, Job, JobStatus, Millis, OutboxRow, Quarantined
-from lucius.ports.ledger import Backlog, Drift, JobFilter, JobPage, PendingQuery, StoredAttempt, StoredEvent
+from lucius.core.model import BlockedReason, Event, Instant, Job, JobStatus, Millis, Quarantined
+from lucius.ports.ledger import Backlog, Drift, JobFilter, JobPage, StoredAttempt, StoredEvent
 
 DRIFT_WINDOW = 2_000
 """How many candidates one call of `drifted` looks at. In an outage every waiting job is one; the next call goes on
@@ -20,16 +20,6 @@ where this one stopped, so that the event loop never waits for all of them."""
 _LAST_ID = 2**62
 
 DUE = "SELECT job_id FROM jobs WHERE live = 1 AND due_at <= ? ORDER BY due_at, id LIMIT ?"
-
-# The inner query is answered by the index alone, so rows of unwanted lanes are passed over without reading them.
-PENDING = """
-    SELECT seq, body FROM outbox JOIN (
-        SELECT job, outbox_id FROM outbox WHERE status = 'PENDING' AND service = ? AND {which} LIMIT ?
-    ) AS wanted USING (job, outbox_id)
-"""
-READY_AT_ONCE = PENDING.format(which="claimed = 0 AND next_attempt_at IS NULL%s ORDER BY seq")
-READY_BY_NOW = PENDING.format(which="claimed = 0 AND next_attempt_at <= ?%s ORDER BY next_attempt_at, seq")
-CLAIMED = PENDING.format(which="claimed = 1%s ORDER BY next_attempt_at, seq")
 
 UNCLOCKED = f"""
     SELECT id, EXISTS (SELECT 1 FROM outbox WHERE job = jobs.id AND status = 'PENDING')
@@ -76,24 +66,6 @@ class SqliteReader:
 
     async def due(self, now: Instant, limit: int, hold_ms: Millis = 0) -> list[str]:
         return [job_id for (job_id,) in self._store.rows(DUE, (now, limit))]
-
-    async def pending(self, query: PendingQuery) -> list[OutboxRow]:
-        services = self._mirror.services if query.service is None else {query.service}
-        wanted = (service for service in services if service not in query.except_services)
-        found = chain.from_iterable(self._pending_of(service, query) for service in wanted)
-        return [rows.outbox_row(body) for _, body in heapq.nsmallest(query.limit, found)]
-
-    async def put_back(self, rows: Collection[OutboxRow]) -> None:
-        """Nobody else asks this file."""
-
-    def _pending_of(self, service: str, query: PendingQuery) -> Iterator[Row]:
-        """Rows that wait for their backoff are never walked over: they may be many."""
-        lanes = "" if query.lanes is None else f" AND lane IN ({', '.join(str(int(lane)) for lane in query.lanes)})"
-        if query.claimed:
-            yield from self._store.rows(CLAIMED % lanes, (service, query.limit))
-        else:
-            yield from self._store.rows(READY_AT_ONCE % lanes, (service, query.limit))
-            yield from self._store.rows(READY_BY_NOW % lanes, (service, query.now, query.limit))
 
     async def drifted(self, limit: int) -> list[Drift]:
         missing = self._steps_without_a_row()

@@ -148,5 +148,18 @@ _SEALS: Migration = (
     "UPDATE jobs SET body = json_set(body, '$.unsealed', coalesce(json_extract(body, '$.event_seq'), 0))",
 )
 
-MIGRATIONS: tuple[Migration, ...] = (_FIRST, _PROTOCOL_VERSIONS, _REVIEWS, _SEALS)
+# Tenants take turns, so a tenant's rows must be found without reading another's. Rows that were settled before are
+# never asked for again and keep no name.
+_TURNS: Migration = (
+    "ALTER TABLE outbox ADD COLUMN tenant_id TEXT NOT NULL DEFAULT ''",
+    "UPDATE outbox SET tenant_id = json_extract(body, '$.tenant_id') WHERE status = 'PENDING'",
+    "DROP INDEX outbox_pending",
+    """
+    CREATE INDEX outbox_pending ON outbox
+        (service, claimed, tenant_id, next_attempt_at, seq, lane, created_at, status)
+    WHERE status = 'PENDING'
+    """,
+)
+
+MIGRATIONS: tuple[Migration, ...] = (_FIRST, _PROTOCOL_VERSIONS, _REVIEWS, _SEALS, _TURNS)
 """Number n brings a file from version n-1 to n. Never edit one that was released; add another."""
