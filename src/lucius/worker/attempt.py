@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 
 import structlog
 
@@ -10,6 +11,7 @@ from lucius.worker.callbacks import CallbackSender, Delivered, Delivery, GaveUp,
 from lucius.worker.context import LocalLine, names_of
 from lucius.worker.execution import Executor, failure
 from lucius.worker.failure import Stopped, StopReason, unexpected
+from lucius.worker.results import NOT_SAFE
 from lucius.worker.timing import Timer, Timing
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -31,6 +33,7 @@ class Attempt:
         self._beat_due = False
         self._fenced = False
         self._abandoned = False
+        self._answered = asyncio.Event()
         self.heard = False
         """Whether the orchestrator knows that somebody is at it."""
 
@@ -69,6 +72,8 @@ class Attempt:
         """The encoded RESULT, or none at all."""
         try:
             self._sender.ack(self.directive, self._on_answer)
+            if self._must_ask_first() and not await self._is_wanted():
+                return None
             self._beat_later()
             result = await self._executor.execute(self.directive, self._line)
         except asyncio.CancelledError as cancelled:
@@ -83,6 +88,18 @@ class Attempt:
             log.error("attempt failed unexpectedly", exc_info=surprise, **names_of(self.directive))
             return failure(self.directive, unexpected(surprise))
         return None if self._fenced else result  # it may not have heeded the cancellation
+
+    def _must_ask_first(self) -> bool:
+        """It lay on the bus for too long: the job may have gone on without it, and what may not be repeated must not
+        be begun to be fenced in the middle."""
+        deadline = datetime.fromisoformat(self.directive.ack_deadline).timestamp()
+        return self.directive.retry_safety == NOT_SAFE and self._timing.wall() > deadline
+
+    async def _is_wanted(self) -> bool:
+        await self._answered.wait()
+        if not self.heard:
+            log.warning("not begun: it came too late, and nobody said that it is still wanted")
+        return self.heard
 
     def _beat_later(self) -> None:
         pause = self.directive.lease_seconds / 3 * (0.8 + 0.2 * self._timing.random())
@@ -105,6 +122,7 @@ class Attempt:
             self._beat()
 
     def _on_answer(self, delivery: Delivery) -> None:
+        self._answered.set()
         self.heard = self.heard or not isinstance(delivery, GaveUp)
         match delivery:
             case Delivered(disposition, wanted=False):

@@ -94,7 +94,9 @@ async def _runtime(
         delay_seconds=settings.delay_seconds,
         places=settings.places,
     )
-    return Runtime(service, consumer, sender, journal, store, options, metrics)
+    runtime = Runtime(service, consumer, sender, journal, store, options, metrics)
+    stack.push_async_callback(runtime.close)
+    return runtime
 
 
 def _attempts(runtimes: Mapping[str, Runtime]) -> list[Attempt]:

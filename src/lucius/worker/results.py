@@ -3,6 +3,8 @@
 Also those that processes before us left, or processes beside us that died.
 """
 
+from collections.abc import Callable
+
 import structlog
 
 from lucius.contract import Directive
@@ -22,10 +24,15 @@ NOT_SAFE = "NOT_SAFE_TO_RETRY"
 
 
 class Results:
-    def __init__(self, journal: Journal, store: IdempotencyStore, sender: CallbackSender) -> None:
+    """`on_told` hears of each directive about which there is nothing more to tell."""
+
+    def __init__(
+        self, journal: Journal, store: IdempotencyStore, sender: CallbackSender, on_told: Callable[[Directive], None]
+    ) -> None:
         self._journal = journal
         self._store = store
         self._sender = sender
+        self._on_told = on_told
         self._reporting: set[Key] = set()
         self._unremembered: dict[Key, bytes] = {}
         """What the store has not heard, being away."""
@@ -115,8 +122,10 @@ class Results:
         if self._unmiss(key) and key not in self._reporting:
             self._journal.drop(key)
 
-    async def none_for(self, key: Key) -> None:
+    async def none_for(self, directive: Directive) -> None:
         """The lease was lost: there is nothing to tell, and whoever is asked next is free to begin."""
+        key = key_of(directive)
+        self._on_told(directive)
         self._journal.drop(key)
         try:
             await self._store.release(key)
@@ -146,22 +155,23 @@ class Results:
         self._sender.result(directive, result, lambda delivery: self._reported(directive, delivery))
 
     def _reported(self, directive: Directive, delivery: Delivery) -> None:
-        key = key_of(directive)
         match delivery:
             case Refused(status, code) if status in MALFORMED:
                 # Silence would hold the job until the lease ends, and a retry would be refused again.
                 reason = NonRetryable("RESULT_REFUSED", f"the orchestrator refused the result: {status} {code}")
                 instead = failure(directive, reason)
                 self._write_down(directive, instead)
-                self._sender.result(directive, instead, lambda _: self._settled(key))
+                self._sender.result(directive, instead, lambda _: self._told(directive))
                 return
             case GaveUp(reason=why):
                 log.error("result lost: orchestrator away for too long", reason=why, **names_of(directive))
             case Delivered() | Refused():
                 pass  # heard; or fenced, which the sender has logged
-        self._settled(key)
+        self._told(directive)
 
-    def _settled(self, key: Key) -> None:
+    def _told(self, directive: Directive) -> None:
+        key = key_of(directive)
+        self._on_told(directive)
         self._reporting.discard(key)
         self._unwritten.pop(key, None)
         if key not in self._unremembered:  # else the journal is the only one who knows

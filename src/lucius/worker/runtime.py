@@ -6,9 +6,7 @@ idempotency store knows which attempts were run, perhaps by other processes. `Re
 """
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,7 +28,6 @@ from lucius.worker.idempotency import (
     Key,
     New,
     Running,
-    Standing,
     StoreDown,
     key_of,
 )
@@ -38,8 +35,9 @@ from lucius.worker.journal import Journal
 from lucius.worker.metrics import Metrics
 from lucius.worker.results import NOT_SAFE, Results
 from lucius.worker.service import Service
+from lucius.worker.settling import Settler
+from lucius.worker.soundness import fault_of
 from lucius.worker.timing import Timing, first_of
-from lucius.worker.transport import origin
 from lucius.worker.workspace import Places
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -52,7 +50,6 @@ SHUTDOWN_SECONDS = 10.0
 CLAIM_SECONDS = 60.0
 STORE_PAUSE = 5.0
 BUS_PAUSE = 30.0
-_PRINTABLE = re.compile(r"[!-~]+")
 
 
 class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,15 +79,19 @@ class Runtime:
         self._service = service
         self._consumer = consumer
         self._sender = sender
-        self._results = Results(journal, store, sender)
         self._journal = journal
         self._store = store
         self._options = options
         self._metrics = metrics or Metrics()
         self._timing = timing or Timing()
+        self._settler = Settler(consumer, self._timing)
+        self._results = Results(journal, store, sender, self._is_told)
         self._room = asyncio.Event()
         self._executor = Executor(service, options.places, self._timing, self._room.set, options.delay_seconds)
         self._running: dict[Key, Attempt] = {}
+        self._elsewhere: dict[Key, Directive] = {}
+        """What the bus gave us though another is at it: should that one die, it is ours."""
+        self._look_again_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._taking: asyncio.Task[None] | None = None
         self._asked_to_stop = False
@@ -124,6 +125,10 @@ class Runtime:
         self._asked_to_stop = True
         self._stopping.set()
 
+    async def close(self) -> None:
+        """After the last callback: the bus is told what we are done with."""
+        await self._settler.close()
+
     async def run(self) -> None:
         working = [asyncio.create_task(self._pull_forever()), asyncio.create_task(self._look_after_forever())]
         try:
@@ -149,6 +154,9 @@ class Runtime:
         self._started = True
         failures = 0
         while (room := await self._wait_for_room()) and not self._stopping.is_set():
+            if again := self._to_look_at_again(room):
+                await self._safely(self._take(again))
+                continue
             asked = self._timing.now()
             patience = self._options.wait_seconds if self._connected else 0.0  # at first, just: are you there?
             try:
@@ -195,25 +203,25 @@ class Runtime:
         ours = [directive for directive in directives if self._is_sound(directive) and not self._is_at_it(directive)]
         if not ours:
             return
-        keys = [key_of(directive) for directive in ours]
         # As long as the store has not said so, we don't know that nobody is at them: one that may not be repeated is
         # left to its ACK deadline.
         not_begun = [directive for directive in ours if directive.retry_safety != NOT_SAFE]
         try:
-            standings = await self._insist(lambda: self._store.claim(keys, CLAIM_SECONDS), len(ours))
-            not_begun = self._new_among(ours, standings)
-            if not_begun:
-                await self._insist(lambda: self._begin(not_begun), len(not_begun))
+            not_begun = await self._insist(lambda: self._claim(ours), len(ours))
+            not_begun = await self._insist(lambda: self._keep_from_others(not_begun), len(not_begun))
+            begun = await self._begin_all(not_begun)
         except _Stopping:
             self._turn_away(not_begun)
             return
         except asyncio.CancelledError:
             self._turn_away(not_begun)
             raise
-        for directive in not_begun:
+        for directive in begun:
             self._start(directive)
 
-    def _new_among(self, directives: Sequence[Directive], standings: Sequence[Standing]) -> list[Directive]:
+    async def _claim(self, directives: Sequence[Directive]) -> list[Directive]:
+        """Those that are new."""
+        standings = await self._store.claim([key_of(directive) for directive in directives], CLAIM_SECONDS)
         new: list[Directive] = []
         for directive, standing in zip(directives, standings, strict=True):
             match standing:
@@ -221,10 +229,41 @@ class Runtime:
                     new.append(directive)
                 case Running():
                     log.info("directive seen before, still at work", **names_of(directive))
+                    self._leave_to_another(directive)
                 case Finished(result):
                     log.info("directive seen before, sending its result again", **names_of(directive))
                     self._results.report(directive, result)
         return new
+
+    async def _keep_from_others(self, directives: list[Directive]) -> list[Directive]:
+        """What may not be repeated is settled before it is begun: no bus may give it out again if we die with it.
+
+        Without those that are not ours any more, or may not be: then its ACK deadline brings the job forward.
+        """
+        once = [directive for directive in directives if directive.retry_safety == NOT_SAFE]
+        if not once:
+            return directives
+        ours = await self._consumer.settle(once)
+        lost = [key_of(directive) for directive, still in zip(once, ours, strict=True) if not still]
+        for key in lost:
+            log.warning("directive not begun: the bus may have given it to another", jobId=key.jobId, stepId=key.stepId)
+        return [directive for directive in directives if key_of(directive) not in lost]
+
+    async def _begin_all(self, directives: list[Directive]) -> list[Directive]:
+        """Written down. If that had to wait, our claims may have run out, and others be at work: so we ask again."""
+        to_begin, waited = directives, False
+
+        async def begin() -> list[Directive]:
+            nonlocal to_begin, waited
+            if waited:
+                for directive in to_begin:
+                    await self._store.release(key_of(directive))
+                to_begin = await self._claim(to_begin)
+            waited = True
+            await self._begin(to_begin)
+            return to_begin
+
+        return await self._insist(begin, len(directives)) if directives else []
 
     async def _begin(self, directives: Sequence[Directive]) -> None:
         once = [key_of(directive) for directive in directives if directive.retry_safety == NOT_SAFE]
@@ -246,7 +285,7 @@ class Runtime:
         while True:
             try:
                 return await act()
-            except StoreDown as down:
+            except (StoreDown, BusDown) as down:
                 failures += 1
                 self._connected = False
                 pause = self._timing.backoff(failures, cap=STORE_PAUSE)
@@ -265,11 +304,30 @@ class Runtime:
         log.info("directive seen before, its result is told in time", **names_of(directive))
         return True
 
+    def _leave_to_another(self, directive: Directive) -> None:
+        self._elsewhere[key_of(directive)] = directive
+        if len(self._elsewhere) > self._options.concurrency:  # the oldest is left to its lease
+            self._is_told(self._elsewhere.pop(next(iter(self._elsewhere))))
+        self._look_again_at = self._timing.now() + CLAIM_SECONDS / 3
+
+    def _to_look_at_again(self, room: int) -> list[Directive]:
+        """What another was at when we asked: it may have finished, or died."""
+        if not self._elsewhere or self._timing.now() < self._look_again_at:
+            return []
+        keys = list(self._elsewhere)[:room]
+        return [self._elsewhere.pop(key) for key in keys]
+
+    def _is_told(self, directive: Directive) -> None:
+        """The orchestrator knows how it ended, or will never: the bus need not keep it for another."""
+        self._elsewhere.pop(key_of(directive), None)
+        self._settler.done_with(directive)
+
     def _is_sound(self, directive: Directive) -> bool:
-        fault = _fault(directive, self._service.name)
+        fault = fault_of(directive, self._service.name)
         if fault:
             log.error("directive ignored", reason=fault, **names_of(directive))
             self._metrics.ignored(self._service.name)
+            self._settler.done_with(directive)
         return not fault
 
     def _start(self, directive: Directive) -> None:
@@ -296,7 +354,7 @@ class Runtime:
         self._metrics.ended(directive, result, self._timing.now() - attempt.started)
         try:
             if result is None:
-                await self._results.none_for(key)
+                await self._results.none_for(directive)
             else:
                 await self._results.conclude(directive, result)
         finally:
@@ -357,26 +415,6 @@ class _Stopping(Exception):
 
 def _stopped(directive: Directive) -> bytes:
     return failure(directive, Stopped(StopReason.SHUTDOWN))
-
-
-def _fault(directive: Directive, service: str) -> str:
-    """Why a directive can't be worked on, or nothing. Its ACK deadline then brings the job forward."""
-    if directive.service != service:
-        return f"meant for service {directive.service}"
-    if directive.attempt_no < 1 or not directive.lease_id or not directive.callback_token:
-        return "no attempt number, lease or callback token"
-    if directive.lease_seconds <= 0:
-        return "no lease"
-    if not _PRINTABLE.fullmatch(directive.callback_token):
-        return "a callback token that fits no header"
-    urls = directive.callback_urls
-    if any(origin(url) is None or not _PRINTABLE.fullmatch(url) for url in (urls.ack, urls.result, urls.heartbeat)):
-        return "a callback URL is not an HTTP address"
-    try:
-        datetime.fromisoformat(directive.ack_deadline)
-    except ValueError:
-        return "no ACK deadline"
-    return ""
 
 
 async def _end(task: asyncio.Task[None]) -> BaseException | None:
