@@ -25,6 +25,7 @@ from lucius.core.inputs import (
     Input,
     NoticeTold,
     Pause,
+    Poisoned,
     Repair,
     Resume,
     Retry,
@@ -35,6 +36,7 @@ from lucius.core.inputs import (
     Succeeded,
 )
 from lucius.core.model import AttemptOutcome, Instant, Job, JobStatus, Step, StepStatus, Token
+from lucius.core.steps import DISPATCHED
 
 __all__ = ["counted", "decide", "decide_all", "unacked_counter"]
 
@@ -76,6 +78,8 @@ def _decide(draft: Draft, happened: Input) -> Reply:
             return _handed_over(draft, happened)
         case HandOverFailed():
             return _hand_over_failed(draft, happened)
+        case Poisoned():
+            return _poisoned(draft, happened)
         case Ack() | Heartbeat() | Succeeded() | Failed():
             return callbacks.receive(draft, happened)
         case DeadlinePassed():
@@ -185,6 +189,17 @@ def _hand_over_failed(draft: Draft, report: HandOverFailed) -> Reply:
         return Ignored("this attempt does not wait to be handed over")
     draft.emit("HANDOVER_FAILED", step, error_code=report.error.code)
     tasks.fail_hand_over(draft, step, report.error)
+    return Applied()
+
+
+def _poisoned(draft: Draft, report: Poisoned) -> Reply:
+    step = draft.steps.get(report.step_id)
+    if step is None or step.kind not in DISPATCHED or step.status not in callbacks.RUNNING:
+        return Ignored("this attempt is not under way")
+    if (step.attempt.attempt_no, step.attempt.lease_id) != (report.attempt_no, report.lease_id):
+        return Ignored("another attempt is current")
+    draft.emit("DIRECTIVE_POISONED", step, error_code=report.error.code)
+    tasks.poison(draft, step, report.error)
     return Applied()
 
 

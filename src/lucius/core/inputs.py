@@ -66,6 +66,15 @@ class HandOverFailed(Struct, frozen=True):
     error: ErrorInfo
 
 
+class Poisoned(Struct, frozen=True):
+    """The bus has put this attempt's directive aside: nobody could read it, or all who took it died with it."""
+
+    step_id: str
+    attempt_no: int
+    lease_id: str
+    error: ErrorInfo
+
+
 class Callback(Struct, frozen=True, kw_only=True):
     step_id: str
     attempt_no: int
@@ -215,6 +224,7 @@ Input = (
     | HandOverReleased
     | HandedOver
     | HandOverFailed
+    | Poisoned
     | Ack
     | Heartbeat
     | Succeeded

@@ -78,6 +78,7 @@ class AttemptOutcome(StrEnum):
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     HANDOVER_FAILED = "HANDOVER_FAILED"
+    POISONED = "POISONED"
     ACK_TIMEOUT = "ACK_TIMEOUT"
     LEASE_EXPIRED = "LEASE_EXPIRED"
     STEP_TIMEOUT = "STEP_TIMEOUT"
@@ -114,7 +115,7 @@ class BlockedReason(StrEnum):
 
 class ReviewKind(StrEnum):
     """Why a person must look: a job failed for good, a side effect may need undoing, the bus refused a message for
-    good, a fenced attempt succeeded after all."""
+    good or nobody could take it, a fenced attempt succeeded after all."""
 
     JOB_FAILED = "JOB_FAILED"
     COMPENSATION = "COMPENSATION"

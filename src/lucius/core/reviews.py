@@ -89,7 +89,7 @@ def ask_at_once(draft: Draft, step: Step, failure: Failure) -> bool:
 
 def open_for_failed_job(draft: Draft, failure: Failure) -> None:
     if draft.job.review is None and not draft.job.dismissed:
-        poison = failure.outcome is AttemptOutcome.HANDOVER_FAILED
+        poison = failure.outcome in (AttemptOutcome.HANDOVER_FAILED, AttemptOutcome.POISONED)
         open_for_job(draft, ReviewKind.POISON if poison else ReviewKind.JOB_FAILED, failure)
 
 

@@ -166,6 +166,13 @@ def fail_hand_over(draft: Draft, step: Step, error: ErrorInfo) -> None:
     _end_attempt(draft, step, AttemptOutcome.HANDOVER_FAILED, error, FailureClass.TRANSIENT)
 
 
+def poison(draft: Draft, step: Step, error: ErrorInfo) -> None:
+    """It was on the bus, so it has left us; a new attempt would most likely end like this one."""
+    if step.status is StepStatus.DISPATCHING:
+        step = hand_over(draft, step)
+    _end_attempt(draft, step, AttemptOutcome.POISONED, error, FailureClass.NON_RETRYABLE)
+
+
 def time_out(draft: Draft, step: Step, outcome: AttemptOutcome) -> None:
     _end_attempt(draft, step, outcome, _timeout_error(step, outcome), FailureClass.TRANSIENT)
 

@@ -24,6 +24,7 @@ from lucius.core.inputs import (
     HandOverStarted,
     Heartbeat,
     Input,
+    Poisoned,
     Start,
     Submit,
     Succeeded,
@@ -89,7 +90,7 @@ def command(tenant_id: str = "acme", payload: dict[str, Any] | None = None) -> C
     )
 
 
-FENCED = (Callback, HandOverStarted, HandOverReleased, HandedOver, HandOverFailed)
+FENCED = (Callback, HandOverStarted, HandOverReleased, HandedOver, HandOverFailed, Poisoned)
 
 
 class CountedIds:
@@ -268,6 +269,9 @@ class Story(Acts):
     def refuse_hand_over(self, lease: Lease | None = None) -> Reply:
         error = ErrorInfo("HANDOVER_FAILED", "the bus refused the message")
         return self.feed(HandOverFailed(*(lease or self.lease), error))
+
+    def poison(self, lease: Lease | None = None) -> Reply:
+        return self.feed(Poisoned(*(lease or self.lease), ErrorInfo("POISON_MESSAGE", "given out 5 times")))
 
     def ack(self, lease: Lease | None = None, **extra: Any) -> Disposition:
         step_id, attempt_no, lease_id = lease or self.lease

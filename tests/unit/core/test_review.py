@@ -2,8 +2,8 @@
 
 import pytest
 
-from lucius.core.decision import Applied
-from lucius.core.model import Disposition, FailureClass, ReviewKind, ReviewStatus
+from lucius.core.decision import Applied, Ignored
+from lucius.core.model import Disposition, ErrorInfo, FailureClass, ReviewKind, ReviewStatus
 from tests.unit.core.acts import code_of
 from tests.unit.core.builders import MINUTE, Story, three_steps
 from tests.unit.core.shapes import each, protocol, risky, task, undone_by
@@ -39,6 +39,24 @@ class TestOpening:
             story.next_attempt()
         story.refuse_hand_over()
         assert story.open_reviews() == [(ReviewKind.POISON, "ocr")]
+
+    def test_a_message_that_nobody_could_take_is_poison(self) -> None:
+        story = Story().initiated()
+        story.poison()
+        assert story.open_reviews() == [(ReviewKind.POISON, "ocr")]
+        assert (story.own_review.failure_class, story.own_review.error) == (
+            F.NON_RETRYABLE,
+            ErrorInfo("POISON_MESSAGE", "given out 5 times"),
+        )
+
+    def test_poison_of_an_attempt_that_is_over_changes_nothing(self) -> None:
+        story = Story().initiated()
+        old = story.lease
+        story.fail()
+        assert isinstance(story.poison(), Ignored)
+        story.next_attempt()
+        assert isinstance(story.poison(old), Ignored)
+        assert story.open_reviews() == []
 
     def test_a_job_whose_time_is_up_opens_one(self) -> None:
         story = Story(three_steps(job_timeout_ms=MINUTE)).dispatched().wait(MINUTE)
