@@ -21,6 +21,7 @@ from lucius.adapters.protocols_dir import ProtocolsDir
 from lucius.core.decision import Decision, Env
 from lucius.drain import Drain
 from lucius.engine.calls import CallRunner
+from lucius.engine.dead_letters import DeadLetterRunner
 from lucius.engine.embedded import QUIET_SECONDS, EmbeddedEngine
 from lucius.engine.exchange import Exchange
 from lucius.engine.notices import NoticeRunner
@@ -33,7 +34,7 @@ from lucius.observability.logs import log_decision
 from lucius.observability.metrics import Metrics
 from lucius.observability.readiness import Readiness, Role, readiness_of
 from lucius.ports.archive import ArchiveFiles, FinishedJobs
-from lucius.ports.bus import Publisher
+from lucius.ports.bus import DeadLetters, Publisher
 from lucius.ports.calls import Caller
 from lucius.ports.clock import Clock, SystemClock
 from lucius.ports.config import ConfigSource
@@ -172,6 +173,16 @@ def open_publisher(settings: Settings) -> Publisher | None:
                 return RedisPublisher(settings.bus_url)
         case other:
             raise SettingsError(f"LUCIUS_BUS_URL: no bus for {other!r}; known: local:, memory:, redis://…")
+
+
+def open_dead_letters(settings: Settings) -> DeadLetters | None:
+    """What the bus puts aside; None for one that gives each message out but once."""
+    if settings.bus_url.partition(":")[0] not in ("redis", "rediss", "unix"):
+        return None
+    with _understood():
+        from lucius.adapters.bus_redis.dead_letters import RedisDeadLetters
+
+        return RedisDeadLetters(settings.bus_url)
 
 
 @contextmanager
@@ -341,7 +352,11 @@ def _engine(
         retry_interval=settings.outbox_retry_interval,
         publish_timeout=settings.publish_timeout,
     )
-    return EmbeddedEngine(sweeper, relay, calls, notices, metrics.loop_failed, quiet_seconds)
+    letters = open_dead_letters(settings)
+    dead_letters = DeadLetterRunner(letters, jobs, settings.outbox_retry_interval) if letters else None
+    return EmbeddedEngine(
+        sweeper, relay, calls, notices, metrics.loop_failed, quiet_seconds, dead_letters=dead_letters
+    )
 
 
 @asynccontextmanager

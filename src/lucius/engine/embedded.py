@@ -1,10 +1,11 @@
-"""The embedded engine: relay, sweeper, calls and notices as supervised tasks of one process."""
+"""The embedded engine: relay, sweeper, calls, notices and dead letters as supervised tasks of one process."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
 from lucius.engine.calls import CallRunner
+from lucius.engine.dead_letters import DeadLetterRunner
 from lucius.engine.notices import NoticeRunner
 from lucius.engine.relay import Relay
 from lucius.engine.supervise import Turns, supervised
@@ -24,12 +25,14 @@ class EmbeddedEngine:
         on_failure: Callable[[str], None],
         quiet_seconds: float = QUIET_SECONDS,
         steady: Callable[[], float] = time.monotonic,
+        dead_letters: DeadLetterRunner | None = None,
     ) -> None:
         """A loop that ends no turn for `quiet_seconds` is stuck."""
         self._sweeper = sweeper
         self._relay = relay
         self._calls = calls
         self._notices = notices
+        self._dead_letters = dead_letters
         self._on_failure = on_failure
         self._quiet_seconds = quiet_seconds
         self._steady = steady
@@ -45,6 +48,8 @@ class EmbeddedEngine:
         }
         if self._relay is not None:
             loops |= {"relay": self._relay.turn, "claims": self._relay.claims_turn}
+        if self._dead_letters is not None:
+            loops |= {"dead-letters": self._dead_letters.turn}
         self._turns = {name: Turns(self._steady) for name in loops}
         self._tasks = [
             asyncio.create_task(supervised(name, turn, self._on_failure, self._turns[name]), name=f"lucius-{name}")
@@ -66,6 +71,8 @@ class EmbeddedEngine:
             task.cancel()
         await asyncio.gather(self._loops_ended(grace), self._calls.stop(grace), self._notices.stop(grace))
         self._tasks = []
+        if self._dead_letters is not None:
+            await self._dead_letters.close()
 
     async def _loops_ended(self, grace: float) -> None:
         """The relay ends its publishes before it goes; told again, it does not."""

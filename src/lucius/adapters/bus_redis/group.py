@@ -101,12 +101,13 @@ class Group:
 
     async def close(self) -> None:
         """What we are at is another's after a while. Who holds nothing leaves no trace."""
-        if self._touching is not None:
-            self._touching.cancel()
-            await asyncio.wait({self._touching})
+        touching, self._touching = self._touching, None
+        if touching is not None:
+            touching.cancel()
+            await asyncio.wait({touching})
         await self._reading.close()
         try:
-            if self._touching is not None:
+            if touching is not None:
                 await self._telling.run(scripts.FORGET_GONE, self._streams, self._group, self._me, NEVER)
         except BusDown as down:
             log.info("left without taking leave of the bus", reason=str(down))
