@@ -17,7 +17,6 @@ from tests.support.clock import ManualClock
 from tests.support.peer import Peer, peer
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "protocols"
-LEDGERS = {"memory": "memory:", "sqlite": "sqlite:///{folder}/ledger.db"}
 PEOPLE = ("anna", "ben", "carl")
 SECRET = "whsec_c2VjcmV0LWZvci10aGUtdGVzdHMtb25seQ=="
 DAY = 86_400.0
@@ -82,8 +81,8 @@ async def _briefly(waiting: Awaitable[Any]) -> None:
             await waiting
 
 
-@pytest.fixture(params=LEDGERS)
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+@pytest.fixture
+async def world(ledger_url: str, tmp_path: Path) -> AsyncIterator[World]:
     folder = tmp_path / "protocols"
     folder.mkdir()
     async with peer() as there:
@@ -99,7 +98,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         config.write_text(json.dumps({"calls": policy, "api_keys": keys}))
         settings = settings_for(
             tmp_path,
-            ledger_url=LEDGERS[request.param].format(folder=tmp_path),
+            ledger_url=ledger_url,
             protocols_dir=folder,
             config_path=config,
             secrets={"LEDGER_TOKEN": "t-1"},
