@@ -80,9 +80,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, stack(Path(folder)) as base_url:
+    with tempfile.TemporaryDirectory() as folder, stack(Path(folder)) as running:
         for inflight in (1, 32):
-            asyncio.run(compare(base_url, inflight, arguments.rounds, arguments.seconds))
+            asyncio.run(compare(running.base_url, inflight, arguments.rounds, arguments.seconds))
 
 
 if __name__ == "__main__":

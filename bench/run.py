@@ -14,14 +14,21 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec import Struct
+
 from bench.history import write_history
 from bench.processes import free_port, process, wait_ready
 
 KEY = "bench-key"
 
 
+class Stack(Struct, frozen=True):
+    base_url: str
+    pids: dict[str, int]
+
+
 @contextlib.contextmanager
-def stack(data_dir: Path, ledger_url: str = "") -> Iterator[str]:
+def stack(data_dir: Path, ledger_url: str = "") -> Iterator[Stack]:
     """API + engine, on SQLite unless told, and one process of services that answer at once."""
     port = free_port()
     base_url = f"http://127.0.0.1:{port}"
@@ -36,14 +43,14 @@ def stack(data_dir: Path, ledger_url: str = "") -> Iterator[str]:
     with process(*serve, log=data_dir / "server.log", **env) as server:
         wait_ready(f"{base_url}/readyz", server)
         services = ("-m", "bench.services", "--base-url", base_url, "--api-key", KEY, "--data-dir", str(data_dir))
-        with process(*services, log=data_dir / "services.log"):
-            yield base_url
+        with process(*services, log=data_dir / "services.log") as workers:
+            yield Stack(base_url, {"API": server.pid, "services": workers.pid})
 
 
 def measure(base_url: str, inflight: int, seconds: float, prefix: str) -> dict[str, float]:
     load = ("-m", "bench.load", "--base-url", base_url, "--api-key", KEY, "--inflight", str(inflight))
     command = [sys.executable, *load, "--seconds", str(seconds), "--prefix", prefix]
-    figures: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    figures: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return figures
 
 
@@ -69,15 +76,16 @@ def main() -> None:
         if arguments.behind:
             write_history(past, arguments.behind)
         for n in range(arguments.runs):
-            with stack(Path(folder) / f"empty-{n}") as base_url:
-                rates["1 in flight"].append(measure(base_url, 1, arguments.seconds, f"one-{n}"))
-                rates["32 in flight"].append(measure(base_url, 32, arguments.seconds, f"many-{n}"))
+            with stack(Path(folder) / f"empty-{n}") as running:
+                rates["1 in flight"].append(measure(running.base_url, 1, arguments.seconds, f"one-{n}"))
+                rates["32 in flight"].append(measure(running.base_url, 32, arguments.seconds, f"many-{n}"))
             if arguments.behind:
                 full = Path(folder) / f"full-{n}"
                 full.mkdir()
                 shutil.copy(past, full / "ledger.db")
-                with stack(full) as base_url:
-                    rates["32, with finished jobs"].append(measure(base_url, 32, arguments.seconds, f"full-{n}"))
+                with stack(full) as running:
+                    figures = measure(running.base_url, 32, arguments.seconds, f"full-{n}")
+                    rates["32, with finished jobs"].append(figures)
                 shutil.rmtree(full)
     show("1 in flight", rates["1 in flight"])
     empty = show("32 in flight", rates["32 in flight"])

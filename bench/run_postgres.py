@@ -1,45 +1,69 @@
 """Lucius on PostgreSQL, several times over, and DBOS on the same one in turns with it: medians with their spread.
 
-python -m bench.run_postgres [--runs 3] [--seconds 8] [--strict] [--quick] [--parts speed dbos]
+python -m bench.run_postgres [--runs 3] [--seconds 8] [--strict] [--quick] [--parts speed dbos history written idle]
 
 All processes share the machine's cores: the API with its engine, a process of services that answer at once, the load
 generator and PostgreSQL. Bars are those of two cores; a run below one says so, and with --strict ends with an error.
 """
 
 import argparse
+import asyncio
 import contextlib
 import importlib.util
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct, field
 
+from bench import written
+from bench.history_postgres import migrate, write_history
+from bench.idle import cost
+from bench.load import WARM_UP
 from bench.postgres import SETTINGS, Server, postgres
-from bench.processes import free_port, process, wait_ready
+from bench.processes import cpu_seconds, free_port, process, wait_ready
 from bench.run import measure, show, stack
 
 Figures = dict[str, float]
-PARTS = ("speed", "dbos")
+PARTS = ("speed", "dbos", "history", "written", "idle")
 
 ONE, MANY = "1 in flight", "32 in flight"
 HANDED = "DBOS, 32, steps handed to a service"
 PLAIN = "DBOS, 32, steps in its own process"
 
-FASTEST_BAR = 250.0
+FULL = "32 in flight, with a past"
+
+RATE_BAR = 250.0
+PAST_BAR = 0.85
+IDLE_BAR = 0.05
+
+
+class Sizes(Struct, frozen=True, kw_only=True):
+    runs: int
+    seconds: float
+    finished: int = 1_000_000
+    live: int = 50_000
+    replicas: int = 64
+    idle_seconds: float = 20.0
+    waiting: int = 10_000
+
+
+QUICK = Sizes(runs=1, seconds=1.0, finished=2_000, live=100, replicas=2, idle_seconds=1.0, waiting=100)
 
 
 class Bench(Struct):
     server: Server
     folder: Path
-    runs: int
-    seconds: float
+    sizes: Sizes
     parts: frozenset[str]
     found: dict[str, list[Figures]] = field(default_factory=dict)
+    spent: list[dict[str, float]] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
 
     def note(self, name: str, figures: Figures) -> None:
@@ -51,17 +75,67 @@ class Bench(Struct):
             self.missed.append(said)
 
     @contextlib.contextmanager
-    def lucius(self, name: str, ledger_url: str) -> Iterator[str]:
-        with stack(self.folder / name, ledger_url) as base_url:
-            yield base_url
+    def spending(self, pids: dict[str, int]) -> Iterator[None]:
+        """Note the CPU that processes take meanwhile, by name."""
+        pids = {**pids, "PostgreSQL": self.server.pid}
+        before = {name: cpu_seconds([pid]) for name, pid in pids.items()}
+        load = _cpu_of_ended()
+        yield
+        spent = {name: cpu_seconds([pid]) - before[name] for name, pid in pids.items()}
+        self.spent.append({**spent, "load": _cpu_of_ended() - load})
+
+
+def _cpu_of_ended() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def speed(bench: Bench, n: int) -> None:
     """A new database each time: none has the past of the one before."""
-    name = f"lucius_{n}"
-    with bench.lucius(name, bench.server.create(name)) as base_url:
-        bench.note(ONE, measure(base_url, 1, bench.seconds, f"one-{n}"))
-        bench.note(MANY, measure(base_url, 32, bench.seconds, f"many-{n}"))
+    name, seconds = f"lucius_{n}", bench.sizes.seconds
+    with stack(bench.folder / name, bench.server.create(name)) as running:
+        bench.note(ONE, measure(running.base_url, 1, seconds, f"one-{n}"))
+        with bench.spending(running.pids):
+            bench.note(MANY, measure(running.base_url, 32, seconds, f"many-{n}"))
+    bench.server.drop(name)
+
+
+def past(bench: Bench, n: int) -> None:
+    """The first time it is made, and then used again: what a run adds to it is little."""
+    name = "full"
+    if n == 0:
+        began = time.monotonic()
+        write_history(bench.server.create(name), bench.sizes.finished, bench.sizes.live)
+        size = bench.server.ask(f"SELECT pg_database_size('{name}')") / 2**30
+        print(f"a past of {size:.1f} GiB was copied in within {time.monotonic() - began:.0f} s", flush=True)
+    with stack(bench.folder / f"{name}_{n}", bench.server.url(name)) as running:
+        bench.note(FULL, measure(running.base_url, 32, bench.sizes.seconds, f"full-{n}"))
+
+
+def writes(bench: Bench) -> None:
+    """All sessions have ended at the second count: nothing is left out. A start's own few rows are in it."""
+    name = "written"
+    url = bench.server.create(name)
+    asyncio.run(migrate(url))
+    before = asyncio.run(written.count(url))
+    with stack(bench.folder / name, url) as running:
+        measure(running.base_url, 32, bench.sizes.seconds, "written")
+    after = asyncio.run(written.count(url))
+    written.tell(before, after)
+    bench.server.drop(name)
+
+
+def idle(bench: Bench) -> None:
+    sizes, name = bench.sizes, "idle"
+    url = bench.server.create(name)
+    for jobs in (0, sizes.waiting):
+        if jobs:
+            write_history(url, 0, jobs)
+        shares = cost(bench.server, url, sizes.replicas, sizes.idle_seconds)
+        total = sum(shares.values())
+        parts = ", ".join(f"{part} {share:.1%}" for part, share in shares.items())
+        said = f"{sizes.replicas} idle replicas, {jobs:,} jobs waiting: {total:.1%} of a core ({parts})"
+        bench.bar(total < IDLE_BAR, f"{said}; under {IDLE_BAR:.0%}")
     bench.server.drop(name)
 
 
@@ -73,7 +147,7 @@ def dbos(bench: Bench, n: int) -> None:
 
 
 def _plain(bench: Bench, url: str) -> Figures:
-    command = [sys.executable, "-m", "bench.dbos_peer", "--inflight", "32", "--seconds", str(bench.seconds)]
+    command = [sys.executable, "-m", "bench.dbos_peer", "--inflight", "32", "--seconds", str(bench.sizes.seconds)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env={**os.environ, "DBOS_URL": url})
     figures: Figures = json.loads(done.stdout)
     return figures
@@ -89,29 +163,50 @@ def _handed(bench: Bench, url: str) -> Figures:
             log = bench.folder / f"dbos-{name}.log"
             peer = running.enter_context(process(*command, "--log-level", "warning", log=log, **env))
             wait_ready(f"{base_url}/readyz", peer)
-        return measure(app, 32, bench.seconds, "handed")
+        return measure(app, 32, bench.sizes.seconds, "handed")
+
+
+def in_turns(bench: Bench) -> None:
+    """One of each, several times over, so that a machine that slows down slows all of them."""
+    turns = [
+        turn
+        for part, turn in (("speed", speed), ("history", past), ("dbos", dbos))
+        if part in bench.parts and not (part == "dbos" and _lacks_dbos())
+    ]
+    for n in range(bench.sizes.runs):
+        for turn in turns if n % 2 == 0 else reversed(turns):
+            turn(bench, n)
+    tell(bench)
+
+
+def _lacks_dbos() -> bool:
+    lacks = importlib.util.find_spec("dbos") is None
+    if lacks:
+        print("DBOS is not installed (uv sync --group bench): not measured")
+    return lacks
 
 
 def tell(bench: Bench) -> None:
-    medians = {name: show(name, runs) for name, runs in bench.found.items()}
+    medians = {name: show(name, bench.found[name]) for name in (ONE, MANY, FULL, HANDED, PLAIN) if name in bench.found}
+    if MANY not in medians:
+        return
+    _tell_cpu(bench)
     for name in (HANDED, PLAIN):
-        if name in medians and MANY in medians:
+        if name in medians:
             print(f"{medians[MANY] / medians[name]:.1f} times {name}")
-    if MANY in medians:
-        bench.bar(medians[MANY] >= FASTEST_BAR, f"{medians[MANY]:.0f} jobs/s, {MANY}; at least {FASTEST_BAR:.0f}")
+    bench.bar(medians[MANY] >= RATE_BAR, f"{medians[MANY]:.0f} jobs/s, {MANY}; at least {RATE_BAR:.0f}")
+    if FULL in medians:
+        share = medians[FULL] / medians[MANY]
+        behind = f"{bench.sizes.finished:,} finished and {bench.sizes.live:,} live jobs behind it"
+        bench.bar(share >= PAST_BAR, f"{share:.2f} of the rate with {behind}; at least {PAST_BAR}")
 
 
-def run(bench: Bench) -> None:
-    with_dbos = "dbos" in bench.parts
-    if with_dbos and importlib.util.find_spec("dbos") is None:
-        print("DBOS is not installed (uv sync --group bench): not measured")
-        with_dbos = False
-    for n in range(bench.runs):
-        if "speed" in bench.parts:
-            speed(bench, n)
-        if with_dbos:
-            dbos(bench, n)
-    tell(bench)
+def _tell_cpu(bench: Bench) -> None:
+    """The warm-up costs as much as the rest, a job for a job."""
+    jobs = sum(figures["jobs"] for figures in bench.found[MANY]) * (1 + WARM_UP)
+    each = {name: sum(spent[name] for spent in bench.spent) * 1000 / jobs for name in bench.spent[0]}
+    parts = ", ".join(f"{name} {ms:.2f}" for name, ms in each.items())
+    print(f"{MANY}: {sum(each.values()):.2f} ms of CPU per job ({parts})")
 
 
 def main() -> None:
@@ -120,14 +215,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--strict", action="store_true", help="fail below a bar")
-    parser.add_argument("--quick", action="store_true", help="does it still run? The figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="does it still run? Without DBOS; figures mean nothing")
     given = parser.parse_args()
-    if given.quick:
-        given.runs, given.seconds, given.parts = 1, 1.0, [part for part in given.parts if part != "dbos"]
+    sizes = QUICK if given.quick else Sizes(runs=given.runs, seconds=given.seconds)
+    parts = frozenset(given.parts) - (frozenset(["dbos"]) if given.quick else frozenset())
     print("PostgreSQL:", ", ".join(f"{name}={value}" for name, value in {"fsync": "on", **SETTINGS}.items()))
     with postgres() as server, tempfile.TemporaryDirectory() as folder:
-        bench = Bench(server, Path(folder), given.runs, given.seconds, frozenset(given.parts))
-        run(bench)
+        bench = Bench(server, Path(folder), sizes, parts)
+        for part, measured in (("idle", idle), ("written", writes)):
+            if part in parts:
+                measured(bench)
+        in_turns(bench)
     if given.strict and bench.missed:
         raise SystemExit(1)
 

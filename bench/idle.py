@@ -1,0 +1,82 @@
+"""Replicas with nothing to do: each an engine with its sweeper, relay, calls, notices, listener and fallback polls.
+
+python -m bench.idle --ledger-url postgresql://… --replicas 8
+
+Says `ready` when all are, and goes on until it is ended. `cost` starts several of these and says what they, and
+PostgreSQL with all that it runs, take of a core.
+"""
+
+import argparse
+import asyncio
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from pathlib import Path
+
+import structlog
+
+from bench.postgres import Server
+from bench.processes import cpu_seconds
+from lucius.settings import load_settings
+from lucius.wiring import open_runtime
+
+PROCESSES = 8
+SETTLED_SECONDS = 2.0  # after which a start's own work is over
+
+
+async def serve(ledger_url: str, replicas: int) -> None:
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    async with AsyncExitStack() as running:
+        for _ in range(replicas):
+            folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
+            # `memory:` is a bus that the relay publishes to, and costs nothing of its own.
+            settings = load_settings({}, data_dir=folder, ledger_url=ledger_url, bus_url="memory:")
+            await running.enter_async_context(open_runtime(settings))
+        print("ready", flush=True)
+        await ended.wait()
+
+
+@contextmanager
+def idle_process(ledger_url: str, replicas: int) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "bench.idle", "--ledger-url", ledger_url, "--replicas", str(replicas)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as started:
+        try:
+            yield started
+        finally:
+            started.terminate()
+
+
+def cost(server: Server, ledger_url: str, replicas: int, seconds: float) -> dict[str, float]:
+    """Shares of a core."""
+    with ExitStack() as running:
+        shares = [replicas // PROCESSES + (n < replicas % PROCESSES) for n in range(min(PROCESSES, replicas))]
+        clients = [running.enter_context(idle_process(ledger_url, share)) for share in shares]
+        for client in clients:
+            assert client.stdout is not None
+            if client.stdout.readline() != b"ready\n":
+                raise SystemExit("an idle replica did not start")
+        time.sleep(SETTLED_SECONDS)
+        pids = {"clients": [client.pid for client in clients], "PostgreSQL": [server.pid]}
+        began = time.monotonic()
+        before = {name: cpu_seconds(of) for name, of in pids.items()}
+        time.sleep(seconds)
+        took = time.monotonic() - began
+        return {name: (cpu_seconds(of) - before[name]) / took for name, of in pids.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ledger-url", required=True)
+    parser.add_argument("--replicas", type=int, required=True)
+    arguments = parser.parse_args()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    asyncio.run(serve(arguments.ledger_url, arguments.replicas))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""The bench still runs, and measures what it says. Its figures are for a machine with nothing else to do."""
+
+import re
+import subprocess
+import sys
+
+from tests.conftest import need_postgres
+
+
+def test_every_part_of_the_bench_on_postgresql_runs() -> None:
+    need_postgres()
+    done = subprocess.run([sys.executable, "-m", "bench.run_postgres", "--quick"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+    rates = dict(re.findall(r"^(\S.*?) {2,}(\d+) jobs/s \(", done.stdout, re.MULTILINE))
+    assert rates.keys() == {"1 in flight", "32 in flight", "32 in flight, with a past"}
+    assert all(int(rate) > 0 for rate in rates.values()), done.stdout
+
+    rows = dict(re.findall(r"^  (\w+) +(\d+\.\d\d) ", done.stdout, re.MULTILINE))
+    assert {name: rows[name] for name in ("jobs", "done", "steps", "attempts")} == {
+        "jobs": "1.00",
+        "done": "1.00",
+        "steps": "3.00",
+        "attempts": "3.00",
+    }
+    assert re.search(r"^[1-9][\d,]+ bytes of WAL in ", done.stdout, re.MULTILINE)
+    assert len(re.findall(r"2 idle replicas, .* of a core", done.stdout)) == 2
