@@ -135,13 +135,18 @@ async def open_finished_jobs(settings: Settings) -> AsyncIterator[FinishedJobs]:
         case "sqlite":
             from lucius.adapters.sqlite.archive import SqliteFinishedJobs
 
-            jobs = SqliteFinishedJobs.open(Path(rest.removeprefix("///")))
+            with SqliteFinishedJobs.open(Path(rest.removeprefix("///"))) as jobs:
+                yield jobs
+        case "postgresql" | "postgres":
+            try:
+                from lucius.adapters.postgres.archive import PostgresFinishedJobs
+            except ModuleNotFoundError as error:
+                raise SettingsError(f"LUCIUS_LEDGER_URL: {error}; install lucius[postgres]") from None
+            async with PostgresFinishedJobs.open(settings.ledger_url) as shared:
+                yield shared
         case _:
-            raise SettingsError(f"LUCIUS_LEDGER_URL: nothing to archive in {scheme!r}; known: sqlite:///path")
-    try:
-        yield jobs
-    finally:
-        await jobs.close()
+            known = "sqlite:///path, postgresql://…"
+            raise SettingsError(f"LUCIUS_LEDGER_URL: nothing to archive in {scheme!r}; known: {known}")
 
 
 def open_archive(settings: Settings, folder: Path | None, *, writing: bool) -> AbstractContextManager[ArchiveFiles]:
@@ -354,9 +359,7 @@ def _engine(
     )
     letters = open_dead_letters(settings)
     dead_letters = DeadLetterRunner(letters, jobs, settings.outbox_retry_interval) if letters else None
-    return EmbeddedEngine(
-        sweeper, relay, calls, notices, metrics.loop_failed, quiet_seconds, dead_letters=dead_letters
-    )
+    return EmbeddedEngine(sweeper, relay, calls, notices, metrics.loop_failed, quiet_seconds, dead_letters=dead_letters)
 
 
 @asynccontextmanager

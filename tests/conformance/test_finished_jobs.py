@@ -1,5 +1,6 @@
 """What every ledger's other door promises (`lucius.ports.archive.FinishedJobs`)."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -7,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from lucius.adapters.ledger_sqlite import SqliteLedger
+from lucius.adapters.postgres.archive import PostgresFinishedJobs
 from lucius.adapters.sqlite.archive import SqliteFinishedJobs
 from lucius.core.decision import Decision
 from lucius.core.model import Event, JobStatus, OutboxStatus, ReviewItem, ReviewKind, ReviewStatus, StepStatus
@@ -22,13 +24,16 @@ EVERY = FinishedFilter(before=1_000_000)
 PLENTY = 1_000_000
 
 # One that is gone with its process has nothing to archive.
-pytestmark = pytest.mark.parametrize("ledger", [name for name in LEDGERS if name != "memory"], indirect=True)
+pytestmark = pytest.mark.parametrize("ledger_url", [name for name in LEDGERS if name != "memory"], indirect=True)
 
 
 @pytest.fixture
-async def jobs(ledger: FullLedger) -> FinishedJobs:
-    assert isinstance(ledger, SqliteLedger)
-    return SqliteFinishedJobs(ledger._store)
+async def jobs(ledger: FullLedger, ledger_url: str) -> AsyncIterator[FinishedJobs]:
+    if isinstance(ledger, SqliteLedger):
+        yield SqliteFinishedJobs(ledger._store)
+    else:
+        async with PostgresFinishedJobs.open(ledger_url) as opened:
+            yield opened
 
 
 def ending(before: Decision, at: int = ENDED_AT, status: JobStatus = JobStatus.SUCCEEDED, **fields: Any) -> Decision:

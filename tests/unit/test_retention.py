@@ -53,12 +53,8 @@ class Place(Struct, frozen=True):
         return asyncio.run(self.run_async(order))
 
     async def run_async(self, order: Order = ALL) -> Summary:
-        jobs = SqliteFinishedJobs.open(self.ledger)
-        try:
-            with ArchiveFolder.for_writing(self.archive) as files:
-                return await Retention(jobs, files, NOW, secrets.token_hex(4)).run(order)
-        finally:
-            await jobs.close()
+        with SqliteFinishedJobs.open(self.ledger) as jobs, ArchiveFolder.for_writing(self.archive) as files:
+            return await Retention(jobs, files, NOW, secrets.token_hex(4)).run(order)
 
     def files(self, below: str = "20*") -> list[Path]:
         return sorted(self.archive.glob(f"{below}/*"))

@@ -11,13 +11,12 @@ import typer
 
 from lucius.cli import render
 from lucius.cli.connection import Options
-from lucius.cli.errors import CliError, Misused, Unsuccessful, run
+from lucius.cli.errors import Misused, Unsuccessful, run
 from lucius.cli.jobs import AsJson, JobId
 from lucius.cli.serve import DataDir
 from lucius.core.model import TERMINAL_JOB, JobStatus, Millis
 from lucius.ports.archive import FinishedFilter
 from lucius.ports.clock import SystemClock
-from lucius.ports.errors import LedgerBusy
 from lucius.service.retention import Order, Retention, Summary, find, read, verify
 from lucius.service.timestamps import timestamp
 from lucius.settings import ONE_PROCESS_LEDGERS, Settings, load_settings
@@ -69,12 +68,9 @@ def run_(
             gzip=gzip,
             dry_run=dry_run,
         )
-        try:
-            async with open_finished_jobs(settings) as jobs:
-                with open_archive(settings, archive, writing=not dry_run) as files:
-                    summary = await Retention(jobs, files, clock.now(), secrets.token_hex(4), _Teller()).run(order)
-        except LedgerBusy as busy:
-            raise CliError(f"{busy}. Jobs leave such a ledger only while no server has it open") from busy
+        async with open_finished_jobs(settings) as jobs:
+            with open_archive(settings, archive, writing=not dry_run) as files:
+                summary = await Retention(jobs, files, clock.now(), secrets.token_hex(4), _Teller()).run(order)
         if as_json:
             told = {"dry_run": dry_run, "ended_before": timestamp(before), "archive": files.place}
             render.print_json(told | msgspec.to_builtins(summary))

@@ -71,8 +71,6 @@ class FinishedJobs(Protocol):
         """Forget these jobs and their idempotency keys, in one transaction, unless they have moved on from those
         versions. Returns the ones that are still there; one that was dropped before is not."""
 
-    async def close(self) -> None: ...
-
 
 class ArchiveFiles(Protocol):
     """Small files by name, such as `2026-01-31/x.jsonl`. All raise ArchiveError."""

@@ -5,6 +5,7 @@ still holds when it is written.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from lucius.adapters.sqlite.live import first_id_after
 from lucius.adapters.sqlite.store import Row, Store
 from lucius.core.model import Command, Instant
 from lucius.ports.archive import FinishedFilter, FinishedPage
-from lucius.ports.errors import LedgerCorrupt, LedgerError
+from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerError
 from lucius.ports.ledger import idempotency_token
 
 # A walk along the primary key. No job ends before it is accepted, so it stops at the cut-off. Bodies are read as
@@ -67,11 +68,19 @@ class SqliteFinishedJobs:
         self._store = store
 
     @classmethod
-    def open(cls, path: Path) -> "SqliteFinishedJobs":
+    @contextmanager
+    def open(cls, path: Path) -> "Iterator[SqliteFinishedJobs]":
         """Raises LedgerError, and LedgerBusy if a server has it open."""
         if not path.exists():
             raise LedgerError(f"there is no ledger {path}: say which with LUCIUS_LEDGER_URL or --data-dir")
-        return cls(Store.open(path, None))
+        try:
+            store = Store.open(path, None)
+        except LedgerBusy as busy:
+            raise LedgerBusy(f"jobs leave a SQLite ledger only while no server has it open: {busy}") from busy
+        try:
+            yield cls(store)
+        finally:
+            store.close()
 
     async def page(self, where: FinishedFilter, cursor: int, limit: int, max_bytes: int) -> FinishedPage:
         found: list[Bodies] = []
@@ -147,9 +156,6 @@ class SqliteFinishedJobs:
             return idempotency_token(_command(command))
         except msgspec.MsgspecError as error:
             raise LedgerCorrupt(f"the command of job {job_id} in {self._store.path} can't be read: {error}") from error
-
-    async def close(self) -> None:
-        self._store.close()
 
 
 def _head_or_none(body: bytes) -> _Head | None:
