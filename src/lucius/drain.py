@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 DRAIN_SECONDS = 10.0
@@ -34,7 +35,9 @@ class Drain:
 
     async def pause(self, seconds: float) -> None:
         """Let time pass, unless there is none."""
-        await self.unless_at_once(asyncio.sleep(seconds))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.at_once.wait()
 
     async def unless_at_once(self, work: Awaitable[Any]) -> None:
         """Wait for it, and leave it as it is when told to hurry."""
