@@ -104,6 +104,7 @@ class Dispatcher:
             service=service,
             except_services=OF_THE_ENGINE if service is None else frozenset(),
             lanes=lanes,
+            later=False,
         )
         rows = await self._outbox.pending(query)
         free = [row for row in rows if not self._is_taken(row) and row.next_attempt_at is None]

@@ -20,6 +20,9 @@ from lucius.service.hub import Hub
 from lucius.service.views import Explainer, attempt_views, event_view, job_summary, job_view, step_views
 
 
+LOOK_SECONDS = 5.0
+
+
 class Queries:
     def __init__(self, ledger: Ledger, reader: Reader, hub: Hub, env: Env, max_unacked: int) -> None:
         self._ledger = ledger
@@ -30,21 +33,23 @@ class Queries:
 
     async def job(self, job_id: str, who: Principal, wait_seconds: float = 0) -> JobAnswer:
         """The job; with a wait, as soon as it has ended or the time is over."""
+        if wait_seconds > 0:
+            await self._await_end(job_id, who, wait_seconds)
         view = await self._view(job_id, who)
-        if wait_seconds > 0 and view.job.live:
-            view = await self._await_end(view, who, wait_seconds)
-        return job_view(view, await self._explainer())
+        return job_view(view, await self._explainer(view.job))
 
-    async def _await_end(self, view: JobView, who: Principal, seconds: float) -> JobView:
-        job_id = view.job.job_id
+    async def _await_end(self, job_id: str, who: Principal, seconds: float) -> None:
+        """Woken by the commit that ends it; now and then it looks all the same, as that may be another process's."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
         with self._hub.watch_end(job_id) as ended:
-            view = await self._view(job_id, who)  # it may have ended before we watched
-            if view.job.live and not self._hub.closed:
+            live = _seen(await self._ledger.load(job_id), job_id, who).job.live
+            while live and not self._hub.closed and (left := deadline - loop.time()) > 0:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(seconds):
+                    async with asyncio.timeout(min(left, LOOK_SECONDS)):
                         await ended.wait()
-                view = await self._view(job_id, who)
-        return view
+                        return
+                live = (await self.require(job_id, who)).live
 
     async def jobs(
         self, who: Principal, where: JobFilter, limit: int, cursor: str | None
@@ -120,8 +125,10 @@ class Queries:
     async def _view(self, job_id: str, who: Principal) -> JobView:
         return _seen(await self._reader.job(job_id), job_id, who)
 
-    async def _explainer(self) -> Explainer:
-        return Explainer(self._env, await self._saturated())
+    async def _explainer(self, job: Job) -> Explainer:
+        """Whose window is full matters only to who waits for it."""
+        waits = job.blocked is not None and job.blocked.reason is BlockedReason.HANDOVER
+        return Explainer(self._env, await self._saturated() if waits else frozenset())
 
     async def _saturated(self) -> frozenset[str]:
         unacked = unacked_by_service(await self._reader.counters())

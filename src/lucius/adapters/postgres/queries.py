@@ -14,12 +14,11 @@ from lucius.adapters.cursor import decode_cursor, encode_cursor
 from lucius.adapters.postgres.database import Database
 from lucius.adapters.postgres.listing import listing
 from lucius.adapters.postgres.texts import findable
-from lucius.core.counters import pending_by_lane
 from lucius.core.decision import EndedAttempt, JobView
 from lucius.core.model import Event, Instant, Quarantined, Step
 from lucius.core.protocol import Protocol
 from lucius.ports.errors import LedgerCorrupt
-from lucius.ports.ledger import Backlog, Drift, JobFilter, JobPage, StoredAttempt, StoredEvent
+from lucius.ports.ledger import Drift, JobFilter, JobPage, StoredAttempt, StoredEvent
 
 DRIFT_WINDOW = 2_000
 """How many live jobs one call of `drifted` looks at; the next goes on where this one stopped."""
@@ -77,11 +76,11 @@ _OLDEST = """
             AND service > later.service ORDER BY service, next_attempt_at, seq LIMIT 1
         ) AS next
     )
-    SELECT least(
-        (SELECT min(created_at) FROM ready),
-        (SELECT min(created_at) FROM later WHERE next_attempt_at <= $1),
-        (SELECT created_at FROM outbox WHERE claimed_at IS NOT NULL ORDER BY claimed_at, seq LIMIT 1)
-    ) AS oldest
+    SELECT service, min(created_at) AS oldest FROM (
+        SELECT service, created_at FROM ready
+        UNION ALL
+        SELECT service, created_at FROM later WHERE next_attempt_at <= $1
+    ) AS found GROUP BY service
 """
 
 # One snapshot, so a job that is being moved on can't look lost. The last column says how far the window reaches.
@@ -171,11 +170,8 @@ class PostgresReader:
     async def counters(self) -> dict[str, int]:
         return {row["name"]: row["value"] for row in await self._database.rows(_COUNTERS)}
 
-    async def backlog(self, now: Instant) -> Backlog:
-        waiting = pending_by_lane(await self.counters())
-        oldest = await self._database.row(_OLDEST, now)
-        pending = {service: sum(lanes.values()) for service, lanes in waiting.items()}
-        return Backlog(pending, oldest["oldest"] if oldest else None)
+    async def backlog(self, now: Instant) -> dict[str, Instant]:
+        return {row["service"]: row["oldest"] for row in await self._database.rows(_OLDEST, now)}
 
     async def drifted(self, limit: int) -> list[Drift]:
         found = await self._database.rows(_DRIFTED, self._drift_after, limit)

@@ -34,6 +34,8 @@ NEAR_MS = 2_500
 UNACKED = "unacked/"
 
 _NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
+# Whoever comes later says so.
+_COMPANY = "SELECT count(*) AS others FROM pg_stat_activity WHERE application_name = $1"
 _POLL = "SELECT now, revision, services FROM poll_1()"
 
 
@@ -78,7 +80,8 @@ class Wakes:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        self._company_until = self._clock.steady() + ALONE_AFTER_SECONDS  # until we know better
+        if (await self._database.rows(_COMPANY, self._channel))[0]["others"]:
+            self._company_until = self._clock.steady() + ALONE_AFTER_SECONDS
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._poll())]
 
     async def close(self) -> None:
@@ -147,7 +150,7 @@ class Wakes:
         backoff = 0.05
         while True:
             try:
-                connection = await self._database.connect()
+                connection = await self._database.connect(application_name=self._channel)
             except (asyncpg.PostgresError, OSError, TimeoutError) as error:
                 log.warning("can't listen to the other processes", reason=str(translated(error, self._database.where)))
                 await asyncio.sleep(random.uniform(0.5, 1) * backoff)
