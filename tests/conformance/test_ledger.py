@@ -19,7 +19,7 @@ from lucius.core.model import (
     StepStatus,
 )
 from lucius.ports.errors import AlreadyAccepted, LedgerError, LimitReached, VersionConflict
-from lucius.ports.ledger import Backlog, Drift, JobFilter, PendingQuery, idempotency_token
+from lucius.ports.ledger import Drift, JobFilter, PendingQuery, idempotency_token
 from tests.conformance.builders import (
     PROTOCOL,
     accept,
@@ -484,21 +484,22 @@ class TestPending:
         await ledger.commit(first)
         await ledger.commit(then(first, outbox=(row(first.steps[0], status=status, settled_at=2_000),)))
         assert await ledger.pending(PendingQuery(limit=9, now=5_000)) == []
-        assert await ledger.backlog(5_000) == Backlog({}, None)
+        assert await ledger.backlog(5_000) == {}
 
-    async def test_the_backlog_counts_by_service_and_knows_the_oldest_that_is_due(self, ledger: FullLedger) -> None:
+    async def test_the_backlog_tells_the_oldest_of_each_service_that_is_due(self, ledger: FullLedger) -> None:
         await commit_all(
             ledger,
             dispatch("a", created_at=300),
             dispatch("b", created_at=200, next_attempt_at=9_000),
-            dispatch("c", created_at=400, service="sis", claimed_at=500),
+            dispatch("c", created_at=400, service="sis"),
+            dispatch("d", created_at=100, service="sis", claimed_at=500),
         )
-        assert await ledger.backlog(8_999) == Backlog({"ocr": 2, "sis": 1}, 300)
-        assert await ledger.backlog(9_000) == Backlog({"ocr": 2, "sis": 1}, 200)
+        assert await ledger.backlog(8_999) == {"ocr": 300, "sis": 400}
+        assert await ledger.backlog(9_000) == {"ocr": 200, "sis": 400}
 
     async def test_what_waits_for_its_next_attempt_is_not_old(self, ledger: FullLedger) -> None:
         await ledger.commit(dispatch("a", created_at=300, next_attempt_at=9_000))
-        assert await ledger.backlog(8_000) == Backlog({"ocr": 1}, None)
+        assert await ledger.backlog(8_000) == {}
 
 
 def of_tenant(tenant_id: str, n: int, **fields: Any) -> list[Decision]:

@@ -26,7 +26,6 @@ from lucius.core.model import (
 from lucius.core.protocol import Protocol
 from lucius.ports.errors import AlreadyAccepted, LedgerError, LimitReached, VersionConflict
 from lucius.ports.ledger import (
-    Backlog,
     Drift,
     IdempotencyRow,
     JobFilter,
@@ -251,13 +250,12 @@ class MemoryLedger(GroupCommit, MemoryVersions):
     async def open_reviews(self) -> dict[str, int]:
         return self._reviews.open()
 
-    async def backlog(self, now: Instant) -> Backlog:
-        pending: dict[str, int] = {}
-        rows = [row for _, rows in self._pending.items() for row in rows.values()]
-        for row in rows:
-            pending[row.service] = pending.get(row.service, 0) + 1
-        due = (row for row in rows if row.next_attempt_at is None or row.next_attempt_at <= now)
-        return Backlog(pending, min((row.created_at for row in due), default=None))
+    async def backlog(self, now: Instant) -> dict[str, Instant]:
+        oldest: dict[str, Instant] = {}
+        for row in (row for _, rows in self._pending.items() for row in rows.values()):
+            if row.claimed_at is None and (row.next_attempt_at is None or row.next_attempt_at <= now):
+                oldest[row.service] = min(row.created_at, oldest.get(row.service, row.created_at))
+        return oldest
 
 
 def _is_claimed(row: OutboxRow) -> bool:

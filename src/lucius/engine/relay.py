@@ -101,7 +101,7 @@ class Relay:
     async def _push_past(self, waiting: set[str]) -> int:
         """Rows behind a full batch: a service at its cap must not hold up the others."""
         passed, backlog = waiting | OF_THE_ENGINE, await self._reader.backlog(self._clock.now())
-        services = [service for service in backlog.pending if service not in passed]
+        services = [service for service in backlog if service not in passed]
         return sum([sum(await self._push_all(await self._dispatcher.take(service, BATCH))) for service in services])
 
     async def _push_all(self, rows: list[OutboxRow]) -> list[bool]:

@@ -116,13 +116,6 @@ class JobPage(Struct, frozen=True):
     next_cursor: str | None
 
 
-class Backlog(Struct, frozen=True):
-    """PENDING outbox rows by service, and when the oldest was written of those that wait for nothing but their turn."""
-
-    pending: dict[str, int]
-    oldest_at: Instant | None
-
-
 class StoredEvent(Struct, frozen=True):
     """A row as it is kept: where it stands, and the event if it can be read. The place is a number, unless somebody
     else wrote it."""
@@ -165,8 +158,8 @@ class Reader(Protocol):
     async def counters(self) -> dict[str, int]:
         """Jobs in flight by scope and un-ACKed directives by service, as counted by the commits."""
 
-    async def backlog(self, now: Instant) -> Backlog:
-        """How much waits in the outbox, and since when."""
+    async def backlog(self, now: Instant) -> dict[str, Instant]:
+        """The services with rows that wait for nothing but their turn, and when the oldest of each was written."""
 
 
 class ReviewFilter(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from lucius.adapters.sqlite.live import Mirror, first_id_after
 from lucius.adapters.sqlite.store import Store
 from lucius.core.decision import EndedAttempt, JobView
 from lucius.core.model import BlockedReason, Event, Instant, Job, JobStatus, Millis, Quarantined
-from lucius.ports.ledger import Backlog, Drift, JobFilter, JobPage, StoredAttempt, StoredEvent
+from lucius.ports.ledger import Drift, JobFilter, JobPage, StoredAttempt, StoredEvent
 
 DRIFT_WINDOW = 2_000
 """How many candidates one call of `drifted` looks at. In an outage every waiting job is one; the next call goes on
@@ -44,7 +44,7 @@ STORED_ATTEMPTS = """
 ATTEMPTS = "SELECT body FROM attempts WHERE job = (SELECT id FROM jobs WHERE job_id = ?)"
 QUARANTINED = "SELECT id, body FROM quarantine WHERE job = (SELECT id FROM jobs WHERE job_id = ?)"
 BACKLOG = """
-    SELECT service, count(*), min(iif(next_attempt_at > ?, NULL, created_at))
+    SELECT service, min(iif(claimed = 1 OR next_attempt_at > ?, NULL, created_at))
     FROM outbox WHERE status = 'PENDING' GROUP BY service
 """
 JOB_BY_ID = """
@@ -125,10 +125,8 @@ class SqliteReader:
     async def counters(self) -> dict[str, int]:
         return dict(self._mirror.counters)
 
-    async def backlog(self, now: Instant) -> Backlog:
-        found = self._store.rows(BACKLOG, (now,))
-        due = (at for _, _, at in found if at is not None)
-        return Backlog({service: n for service, n, _ in found}, min(due, default=None))
+    async def backlog(self, now: Instant) -> dict[str, Instant]:
+        return {service: oldest for service, oldest in self._store.rows(BACKLOG, (now,)) if oldest is not None}
 
 
 def listing(
