@@ -25,6 +25,10 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def port(self) -> int:
+        return self._port
+
+    @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self._port}/0"
 
@@ -38,6 +42,10 @@ class RedisServer:
             assert time.monotonic() < deadline, "the server does not answer"
             time.sleep(0.01)
         return self
+
+    def start_if_stopped(self) -> None:
+        if self._process is None:
+            self.start()
 
     def stop(self) -> None:
         """kill -9: what it knew is gone, unless it is durable."""

@@ -34,7 +34,7 @@ class Line:
         self._pool: Any = ConnectionPool.from_url(
             url,
             socket_connect_timeout=min(CONNECT_SECONDS, call_seconds),
-            socket_timeout=call_seconds,
+            socket_timeout=None,  # a whole call has its time, here
             retry=Retry(NoBackoff(), 0),  # a call made twice is for us to decide on
             protocol=2,
         )
@@ -51,8 +51,9 @@ class Line:
         async with self._turn:
             connection = await self._ready()
             try:
-                await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-                answers = [await self._answer(connection, wait_seconds) for _ in commands]
+                async with asyncio.timeout(wait_seconds + self._call_seconds):
+                    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+                    answers = [await _answer(connection) for _ in commands]
             except (RedisError, OSError) as error:
                 await self._drop()
                 raise OutcomeUnknown(f"Redis: {type(error).__name__}: {error}") from error
@@ -79,6 +80,8 @@ class Line:
 
     async def _ready(self) -> Any:
         """A connection that has answered a moment ago. Raises BusDown."""
+        if self._connection is not None and await self._is_broken(self._connection):
+            await self._drop()
         if self._connection is not None and _now() - self._used > FRESH_SECONDS:
             with suppress(BusDown):
                 await self._reach(self._connection)
@@ -87,12 +90,21 @@ class Line:
             await self._reach(self._connection)
         return self._connection
 
+    async def _is_broken(self, connection: Any) -> bool:
+        """Its other end has said goodbye, or says something that nobody asked for."""
+        await asyncio.sleep(0)  # what has arrived by now is to be seen
+        try:
+            return bool(await connection.can_read())
+        except (RedisError, OSError):
+            return True
+
     async def _reach(self, connection: Any) -> None:
         """Connected, and not to a server that is only loading its data. Raises BusDown."""
         try:
-            await connection.connect()
-            await connection.send_command("PING", check_health=False)
-            await self._answer(connection, 0.0)
+            async with asyncio.timeout(self._call_seconds):
+                await connection.connect()
+                await connection.send_command("PING", check_health=False)
+                await _answer(connection)
         except (RedisError, OSError) as error:
             await self._drop()
             raise BusDown(f"Redis: {type(error).__name__}: {error}") from error
@@ -111,6 +123,13 @@ class Line:
         if connection is not None:
             with suppress(RedisError, OSError):
                 await connection.disconnect(nowait=True)
+
+
+async def _answer(connection: Any) -> Any:
+    try:
+        return await connection.read_response()
+    except ResponseError as error:
+        return error
 
 
 def _now() -> float:

@@ -1,0 +1,466 @@
+"""The `redis://` bus on a real server: who gets a message, and who gets it when that one died."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from lucius.adapters.bus_redis import group
+from lucius.adapters.bus_redis.address import parse
+from lucius.adapters.bus_redis.consumer import RedisConsumer
+from lucius.adapters.bus_redis.dead_letters import RedisDeadLetters
+from lucius.adapters.bus_redis.publisher import RedisPublisher
+from lucius.contract import Directive
+from lucius.core.model import Mode
+from lucius.core.routing import LANES, topic
+from lucius.ports.bus import DeadLetter
+from lucius.ports.errors import BusDown, MessageRefused, OutcomeUnknown
+from tests.support.cut import cut_line
+from tests.support.redis import RedisServer
+from tests.unit.worker.support import directive
+
+IDLE = 0.4
+SOON = 10.0
+STREAM = "lucius:global-bus-p3:ocr"
+
+
+class Bus:
+    """One Redis, and all that a test opens on it."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.url = f"{server.url}?idle={IDLE}&deliveries=3"
+        self.client: Any = redis.Redis.from_url(server.url)
+        self._opened: list[RedisPublisher | RedisConsumer | RedisDeadLetters] = []
+
+    def publisher(self, url: str = "", **options: Any) -> RedisPublisher:
+        self._opened.append(opened := RedisPublisher(url or self.url, **options))
+        return opened
+
+    def consumer(self, url: str = "", **options: Any) -> RedisConsumer:
+        self._opened.append(opened := RedisConsumer(url or self.url, "ocr", **options))
+        return opened
+
+    def dead_letters(self) -> RedisDeadLetters:
+        self._opened.append(opened := RedisDeadLetters(self.url))
+        return opened
+
+    async def publish(self, *numbers: int, lane: int = 3, **changes: Any) -> None:
+        publisher = self.publisher()
+        await asyncio.gather(
+            *(
+                publisher.publish(f"global-bus-p{lane}", directive(number=number, lane=lane, **changes))
+                for number in numbers
+            )
+        )
+
+    def length(self, stream: str = STREAM) -> int:
+        return int(self.client.xlen(stream))
+
+    def pending(self) -> int:
+        """Over all lanes."""
+        streams = [name for name in self.client.keys("lucius:global-*") if self.client.xinfo_groups(name)]
+        return sum(self.client.xpending(stream, "ocr")["pending"] for stream in streams)
+
+    async def close(self) -> None:
+        for opened in self._opened:
+            await opened.close()
+        self.client.close()
+
+
+@pytest.fixture(scope="module")
+def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def bus(one_server: RedisServer) -> AsyncIterator[Bus]:
+    bus = Bus(one_server)
+    bus.client.flushall()
+    yield bus
+    await bus.close()
+
+
+@pytest.fixture
+async def own_bus(tmp_path: Path) -> AsyncIterator[Bus]:
+    """On a server that a test may stop."""
+    server = RedisServer(tmp_path, durable=True).start()
+    bus = Bus(server)
+    yield bus
+    server.start_if_stopped()
+    await bus.close()
+    server.stop()
+
+
+def jobs(directives: list[Directive]) -> list[str]:
+    return [one.jobId for one in directives]
+
+
+def die(consumer: RedisConsumer) -> None:
+    """As with kill -9: it says nothing more."""
+    assert consumer._group._touching is not None
+    consumer._group._touching.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SOON):
+        while not condition():  # noqa: ASYNC110 - what is waited for is in another process
+            await asyncio.sleep(0.01)
+
+
+async def pulled(consumer: RedisConsumer, limit: int = 10) -> list[Directive]:
+    return await consumer.pull(limit, SOON)
+
+
+class TestPublisher:
+    async def test_a_message_names_what_it_is_about_beside_the_directive(self, bus: Bus) -> None:
+        await bus.publish(7, payload={"ä": 1})
+        ((_, fields),) = bus.client.xrange(STREAM)
+        told = {name.decode(): value.decode() for name, value in fields.items()}
+        body = msgspec.json.decode(told.pop("directive"), type=Directive)
+        assert told == {
+            "job_id": "job-7",
+            "step_id": "ocr",
+            "tenant_id": "acme",
+            "attempt_no": "1",
+            "lease_id": "lease-7",
+        }
+        assert body == directive(number=7, payload={"ä": 1})
+
+    async def test_nobody_there_is_a_bus_that_is_down(self, bus: Bus) -> None:
+        publisher = bus.publisher("redis://127.0.0.1:1")
+        for act in (publisher.publish("t", directive()), publisher.ping()):
+            with pytest.raises(BusDown):
+                await act
+
+    async def test_a_server_without_memory_is_down_and_refuses_nothing(self, own_bus: Bus) -> None:
+        publisher = own_bus.publisher()
+        own_bus.client.config_set("maxmemory", 1)
+        with pytest.raises(BusDown, match="memory"):
+            await publisher.publish("global-bus-p3", directive())
+        own_bus.client.config_set("maxmemory", 0)
+        await publisher.publish("global-bus-p3", directive())
+
+    async def test_a_server_that_may_not_be_written_to_is_down(self, own_bus: Bus) -> None:
+        publisher = own_bus.publisher()
+        own_bus.client.config_set("min-replicas-to-write", 1)
+        with pytest.raises(BusDown, match="NOREPLICAS"):
+            await publisher.publish("global-bus-p3", directive())
+
+    async def test_what_is_too_large_is_refused_and_its_neighbours_are_not(self, bus: Bus) -> None:
+        publisher = bus.publisher(most_bytes=2_000)
+        sent = (directive(number=1), directive(number=2, payload={"a": "b" * 2_000}), directive(number=3))
+        outcomes = await asyncio.gather(
+            *(publisher.publish("global-bus-p3", one) for one in sent), return_exceptions=True
+        )
+        assert [type(outcome) for outcome in outcomes] == [type(None), MessageRefused, type(None)]
+
+    async def test_what_redis_will_not_take_is_refused_and_its_neighbours_are_not(self, bus: Bus) -> None:
+        bus.client.set("lucius:global-bus-p4:ocr", "no stream")
+        publisher = bus.publisher()
+        sent = [publisher.publish(f"global-bus-p{lane}", directive()) for lane in (3, 4, 5)]
+        outcomes = await asyncio.gather(*sent, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [type(None), MessageRefused, type(None)]
+
+    async def test_an_answer_that_was_lost_leaves_the_outcome_unknown(self, bus: Bus) -> None:
+        async with cut_line(bus.server.port) as line:
+            publisher = bus.publisher(f"redis://127.0.0.1:{line.port}", call_seconds=0.3)
+            await publisher.ping()
+            line.deaf = True
+            with pytest.raises(OutcomeUnknown):
+                await publisher.publish("global-bus-p3", directive())
+            assert bus.length() == 1
+
+    async def test_a_connection_that_broke_meanwhile_costs_nothing(self, own_bus: Bus) -> None:
+        publisher = own_bus.publisher()
+        for number in range(3):
+            await publisher.publish("global-bus-p3", directive(number=number))
+            own_bus.server.stop()
+            own_bus.server.start()
+        assert own_bus.length() == 3
+
+    async def test_a_server_that_hangs_before_it_was_asked_is_down(self, bus: Bus) -> None:
+        publisher = bus.publisher(call_seconds=0.3)
+        with bus.server.frozen(), pytest.raises(BusDown):
+            await publisher.publish("global-bus-p3", directive())
+
+    async def test_what_its_publisher_gave_up_is_sent_all_the_same(self, bus: Bus) -> None:
+        """It counts as handed over."""
+        publisher = bus.publisher()
+        given_up = asyncio.create_task(publisher.publish("global-bus-p3", directive()))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await until(lambda: bus.length() == 1)
+
+
+class TestConsumer:
+    async def test_what_is_settled_leaves_nothing_in_the_stream(self, bus: Bus) -> None:
+        await bus.publish(*range(5))
+        consumer = bus.consumer()
+        directives = await pulled(consumer)
+        assert (len(directives), bus.length(), bus.pending()) == (5, 5, 5)
+        assert await consumer.settle(directives) == [True] * 5
+        assert (bus.length(), bus.pending()) == (0, 0)
+        assert await consumer.settle(directives) == [False] * 5
+
+    async def test_the_messages_of_the_dead_go_to_the_living_and_not_too_soon(self, bus: Bus) -> None:
+        await bus.publish(1, 2)
+        dead, living = bus.consumer(), bus.consumer()
+        assert len(await pulled(dead)) == 2
+        die(dead)
+        at = asyncio.get_running_loop().time()
+        assert sorted(jobs(await pulled(living))) == ["job-1", "job-2"]
+        assert asyncio.get_running_loop().time() - at > IDLE * 0.9
+
+    async def test_what_is_long_at_work_is_not_stolen(self, bus: Bus) -> None:
+        await bus.publish(1)
+        slow, idle = bus.consumer(), bus.consumer()
+        (work,) = await pulled(slow)
+        assert await idle.pull(1, 5 * IDLE) == []
+        assert await slow.settle([work]) == [True]
+
+    async def test_whoever_lost_a_message_can_not_settle_it(self, bus: Bus) -> None:
+        await bus.publish(1)
+        stalled, thief = bus.consumer(), bus.consumer()
+        (work,) = await pulled(stalled)
+        die(stalled)
+        assert await pulled(thief) == [work]
+        assert await stalled.settle([work]) == [False]
+        assert bus.length() == 1
+        assert await thief.settle([work]) == [True]
+
+    async def test_a_stalled_consumer_does_not_take_back_what_another_has(self, bus: Bus) -> None:
+        await bus.publish(1)
+        stalled, thief = bus.consumer(), bus.consumer()
+        (work,) = await pulled(stalled)
+        die(stalled)
+        assert await pulled(thief) == [work]
+        await stalled._group._touch()
+        assert await thief.settle([work]) == [True]
+
+    async def test_no_more_is_taken_than_was_asked_for(self, bus: Bus) -> None:
+        for lane in range(LANES):
+            await bus.publish(*range(3), lane=lane)
+        assert len(await bus.consumer().pull(5, 0)) == 5
+        assert bus.pending() == 5
+
+    async def test_nor_when_much_comes_at_once_to_one_who_waits(self, bus: Bus) -> None:
+        waiting = bus.consumer()
+        pull = asyncio.create_task(waiting.pull(1, SOON))
+        await until(lambda: bus.client.info("clients")["blocked_clients"] == 1)
+        with bus.client.pipeline(transaction=True) as together:
+            for lane in (1, 2, 3):
+                body = msgspec.json.encode(directive(number=lane))
+                together.xadd(f"lucius:global-bus-p{lane}:ocr", {"directive": body})
+            together.execute()
+        assert len(await pull) == 1
+        assert bus.pending() == 1
+        assert len(await bus.consumer().pull(10, 0)) == 2
+
+    async def test_every_lane_has_its_turn(self, bus: Bus) -> None:
+        await bus.publish(*range(40), lane=1)
+        await bus.publish(100, lane=9)
+        consumer = bus.consumer()
+        found = [job for _ in range(LANES) for job in jobs(await consumer.pull(1, 0))]
+        assert "job-100" in found
+
+    async def test_many_consumers_never_share_a_message(self, bus: Bus) -> None:
+        await bus.publish(*range(150))
+        found: list[str] = []
+
+        async def work() -> None:
+            consumer = bus.consumer()
+            while directives := await consumer.pull(7, 0):
+                found.extend(jobs(directives))
+                await consumer.settle(directives)
+
+        await asyncio.gather(*(work() for _ in range(8)))
+        assert sorted(found) == sorted(f"job-{number}" for number in range(150))
+
+    async def test_one_published_twice_is_settled_once_for_all(self, bus: Bus) -> None:
+        await bus.publish(1, 1)
+        consumer = bus.consumer()
+        first, again = await pulled(consumer)
+        assert await consumer.settle([first]) == [True]
+        assert await consumer.settle([again]) == [False]
+        assert bus.length() == 0
+
+    async def test_the_names_of_the_streams_are_the_topics(self) -> None:
+        for layout in ("shared", "isolated"):
+            wanted = {f"x:{topic(layout, mode, lane)}:sis" for mode in Mode for lane in range(LANES)}
+            assert set(parse("redis://h?prefix=x:").streams("sis", None, layout)) == wanted
+
+    async def test_an_isolated_layout_has_the_lanes_of_both_modes(self, bus: Bus) -> None:
+        publisher = bus.publisher()
+        await publisher.publish("global-default-p3", directive(number=1))
+        await publisher.publish("global-burst-p3", directive(number=2))
+        assert sorted(jobs(await bus.consumer(lanes=[3], layout="isolated").pull(10, 0))) == ["job-1", "job-2"]
+
+    async def test_who_leaves_with_empty_hands_leaves_no_trace(self, bus: Bus) -> None:
+        await bus.publish(1)
+        done, busy = bus.consumer(), bus.consumer()
+        await pulled(busy)
+        await done.pull(1, 0)
+        assert len(bus.client.xinfo_consumers(STREAM, "ocr")) == 2
+        await done.close()
+        await busy.close()
+        assert [one["pending"] for one in bus.client.xinfo_consumers(STREAM, "ocr")] == [1]
+
+    async def test_consumers_long_gone_are_forgotten(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(group, "TIDY_SECONDS", 0.0)
+        monkeypatch.setattr(group, "GONE_SECONDS", 0.0)
+        await bus.publish(1)
+        gone, living = bus.consumer(f"{bus.server.url}?idle=0.05"), bus.consumer(f"{bus.server.url}?idle=0.05")
+        await gone.settle(await pulled(gone))
+        die(gone)
+        await living.pull(1, 0)
+        await until(lambda: len(bus.client.xinfo_consumers(STREAM, "ocr")) == 1)
+
+
+class TestTrouble:
+    async def test_a_message_in_an_answer_that_was_lost_comes_again(self, bus: Bus) -> None:
+        async with cut_line(bus.server.port) as line:
+            url = f"redis://127.0.0.1:{line.port}?idle=600"
+            consumer = bus.consumer(url, call_seconds=0.3)
+            await consumer.pull(1, 0)
+            await bus.publish(1)
+            line.deaf = True
+            with pytest.raises(BusDown):
+                await consumer.pull(1, 0)
+            line.deaf = False
+            assert jobs(await consumer.pull(1, 0)) == ["job-1"]
+            assert await consumer.pull(1, 0) == []
+
+    async def test_a_wiped_redis_is_used_as_a_new_one(self, bus: Bus) -> None:
+        consumer = bus.consumer()
+        await bus.publish(1)
+        (lost,) = await pulled(consumer)
+        waiting = asyncio.create_task(pulled(consumer))
+        await until(lambda: bus.client.info("clients")["blocked_clients"] == 1)
+        bus.client.flushall()
+        await bus.publish(2)
+        assert jobs(await waiting) == ["job-2"]
+        assert await consumer.settle([lost]) == [False]
+
+    async def test_a_redis_that_hangs_is_down_and_loses_nothing(self, bus: Bus) -> None:
+        await bus.publish(1)
+        consumer = bus.consumer(call_seconds=0.3)
+        with bus.server.frozen(), pytest.raises(BusDown):
+            await consumer.pull(1, 0)
+        assert jobs(await pulled(consumer)) == ["job-1"]
+
+    async def test_a_redis_that_hangs_costs_nobody_the_work_that_is_at_hand(self, bus: Bus) -> None:
+        await bus.publish(1)
+        busy, idle = bus.consumer(call_seconds=0.2), bus.consumer(call_seconds=0.2)
+        (work,) = await pulled(busy)
+        with bus.server.frozen(), pytest.raises(BusDown):
+            await idle.pull(1, 3 * IDLE)
+        assert await idle.pull(1, 2 * IDLE) == []
+        assert await busy.settle([work]) == [True]
+
+    async def test_a_restart_ends_a_wait_and_no_more(self, own_bus: Bus) -> None:
+        consumer = own_bus.consumer()
+        waiting = asyncio.create_task(pulled(consumer))
+        await until(lambda: own_bus.client.info("clients")["blocked_clients"] == 1)
+        own_bus.server.stop()
+        with pytest.raises(BusDown):
+            await waiting
+        own_bus.server.start()
+        await own_bus.publish(1)
+        (work,) = await pulled(consumer)
+        assert await consumer.settle([work]) == [True]
+
+    async def test_what_could_not_be_settled_is_settled_later(self, own_bus: Bus) -> None:
+        await own_bus.publish(1)
+        consumer = own_bus.consumer()
+        directives = await pulled(consumer)
+        own_bus.server.stop()
+        with pytest.raises(BusDown):
+            await consumer.settle(directives)
+        own_bus.server.start()
+        assert await consumer.settle(directives) == [True]
+
+
+async def take_and_die(bus: Bus, times: int) -> None:
+    for _ in range(times):
+        consumer = bus.consumer()
+        assert len(await pulled(consumer)) == 1
+        die(consumer)
+
+
+class TestDeadLetters:
+    async def test_a_message_that_kills_whoever_takes_it_is_put_aside(self, bus: Bus) -> None:
+        await bus.publish(1)
+        await take_and_die(bus, 3)
+        assert await bus.consumer().pull(1, 3 * IDLE) == []
+        assert (bus.length(), bus.pending()) == (0, 0)
+        (letter,) = await bus.dead_letters().take(10, SOON)
+        assert letter == DeadLetter(
+            letter_id=letter.letter_id,
+            reason="DELIVERED_TOO_OFTEN",
+            deliveries=3,
+            job_id="job-1",
+            step_id="ocr",
+            tenant_id="acme",
+            attempt_no=1,
+            lease_id="lease-1",
+        )
+
+    @pytest.mark.parametrize("body", [{}, {"directive": "{"}, {"directive": "{}"}, {"directive": b"\xff"}])
+    async def test_what_can_not_be_read_is_put_aside_and_its_neighbours_are_not(
+        self, bus: Bus, body: dict[str, Any]
+    ) -> None:
+        bus.client.xadd(STREAM, {"job_id": "job-9", "attempt_no": "2", "tenant_id": b"\xff", **body})
+        await bus.publish(1)
+        consumer = bus.consumer()
+        assert jobs(await pulled(consumer)) == ["job-1"]
+        (letter,) = await bus.dead_letters().take(10, 0)
+        assert (letter.reason, letter.deliveries, letter.job_id, letter.attempt_no) == ("UNREADABLE", 1, "job-9", 2)
+        assert bus.length() == 1
+
+    async def test_a_letter_goes_to_one_and_when_settled_to_nobody(self, bus: Bus) -> None:
+        bus.client.xadd("lucius:dead", {"reason": "X", "attempt_no": "many"})
+        first, second = bus.dead_letters(), bus.dead_letters()
+        letters = await first.take(10, 0)
+        assert [(letter.reason, letter.attempt_no, letter.job_id) for letter in letters] == [("X", 0, "")]
+        assert await second.take(10, 0) == []
+        await first.settle(letters)
+        assert bus.length("lucius:dead") == 0
+
+    async def test_the_letters_of_the_dead_go_to_the_living_however_often(self, bus: Bus) -> None:
+        bus.client.xadd("lucius:dead", {"reason": "X"})
+        for _ in range(5):
+            letters = bus.dead_letters()
+            assert len(await letters.take(10, SOON)) == 1
+            assert letters._group._touching is not None
+            letters._group._touching.cancel()
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://h", "no Redis at http: URLs"),
+        ("redis://h?idle=soon", "idle must be a number"),
+        ("redis://h?idle=0", "idle must be a number"),
+        ("redis://h?deliveries=0", "deliveries must be a number"),
+    ],
+)
+def test_a_url_that_can_not_be_one_is_said(url: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse(url)
+
+
+def test_a_url_tells_how_the_bus_is_used_and_leaves_the_rest_to_the_client() -> None:
+    address = parse("rediss://u:p@h:1/2?prefix={t}:&idle=5&deliveries=2&ssl_cert_reqs=none")
+    assert (address.url, address.prefix, address.idle_seconds, address.deliveries) == (
+        "rediss://u:p@h:1/2?ssl_cert_reqs=none",
+        "{t}:",
+        5.0,
+        2,
+    )
