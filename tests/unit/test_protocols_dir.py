@@ -427,6 +427,13 @@ def test_a_date_in_yaml_is_plain_text(tmp_path: Path) -> None:
     assert read_protocol(tmp_path / "x.yaml", TOOLS).title == "2024-01-01"
 
 
+def test_each_reader_of_a_file_gets_a_value_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    write(path, GOOD)
+    marked.read(path).value["steps"].clear()
+    assert len(marked.read(path).value["steps"]) == 2
+
+
 def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a.yaml", GOOD)
     source = ProtocolsDir(TOOLS, tmp_path)

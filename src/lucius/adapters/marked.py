@@ -4,6 +4,8 @@ Used by the adapters that read an operator's files, so that a fault found long a
 line. Everything that is wrong is a ProtocolError with file, line and reason.
 """
 
+import copy
+import functools
 import json
 import math
 import pathlib
@@ -114,6 +116,12 @@ def _read_json(file: str, text: str) -> Marked:
 
 
 def _read_yaml(file: str, text: str) -> Marked:
+    value, lines = _parsed(file, text)
+    return Marked(file, copy.deepcopy(value), lines)
+
+
+@functools.lru_cache(maxsize=64)  # several protocols name the same schema, and a reload finds most files as they were
+def _parsed(file: str, text: str) -> tuple[Any, Lines]:
     lines: Lines = {}
     try:
         loader = _Loader(text)
@@ -121,7 +129,7 @@ def _read_yaml(file: str, text: str) -> Marked:
         if node is None:
             raise ProtocolError("is empty", file=file, line=1)
         _mark(file, node, (), lines)
-        return Marked(file, loader.construct_document(node), lines)
+        return loader.construct_document(node), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = f"is not YAML: {error.problem or error.context}"
