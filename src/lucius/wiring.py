@@ -100,6 +100,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
     publisher: Publisher | None
     readiness: Readiness
     drain: Drain
+    clock: Clock
 
 
 async def open_ledger(settings: Settings) -> Store:
@@ -317,6 +318,7 @@ def build(
             draining=drain.asked.is_set,
         ),
         drain=drain,
+        clock=clock,
     )
 
 
@@ -337,7 +339,8 @@ def _engine(
         jobs=jobs,
         presence=store.presence or LonePresence(clock.now()),
         clock=clock,
-        interval=settings.sweep_interval or (SHARED_SWEEP_INTERVAL if store.presence else SWEEP_INTERVAL),
+        interval=settings.sweep_interval
+        or (SHARED_SWEEP_INTERVAL * random.uniform(0.8, 1.2) if store.presence else SWEEP_INTERVAL),
         repair_interval=settings.repair_interval,
         on_action=metrics.swept,
         wake=hub.due,
@@ -388,6 +391,7 @@ async def open_runtime(
         attach(runtime)
         if role is not Role.API:
             await runtime.engine.start()
+            runtime.hub.relays = runtime.publisher is not None
         reload = asyncio.create_task(supervised("reload", lambda: _reload(runtime), runtime.metrics.loop_failed))
         try:
             yield runtime

@@ -19,6 +19,7 @@ log = structlog.get_logger(__name__)
 
 BATCH = 200
 LATER_MS = 30_000
+BLIND_MS = 500  # and while the ledger is down, nobody can be heard either: then this is long
 HOLD_MS = 10_000  # other replicas leave a due job to us for so long
 GAP_MS = 1_000  # not having ticked for this long counts as having been away
 
@@ -48,6 +49,7 @@ class Sweeper:
         self._last_tick: Instant = clock.now()
         self._resumed_at: Instant | None = None
         self._later: dict[str, Instant] = {}
+        self._was_blind = False
 
     async def deadlines_turn(self) -> None:
         await self.sweep()
@@ -62,6 +64,13 @@ class Sweeper:
 
     async def sweep(self) -> int:
         """Act on every job that is due now. Answers how many moved."""
+        try:
+            return await self._sweep()
+        except LedgerDown:
+            self._was_blind = True
+            raise
+
+    async def _sweep(self) -> int:
         resumed_at = await self._tick()
         moved = 0
         while True:
@@ -85,7 +94,8 @@ class Sweeper:
     async def _tick(self) -> Instant:
         """Since when there was always an engine at work."""
         self._last_tick = self._clock.now()
-        resumed_at = await self._presence.ticked(self._last_tick, self._gap_ms)
+        resumed_at = await self._presence.ticked(self._last_tick, BLIND_MS if self._was_blind else self._gap_ms)
+        self._was_blind = False
         if self._resumed_at not in (None, resumed_at):
             log.warning("no engine ticked for a while; overdue attempts get a fresh period", resumed_at=resumed_at)
         self._resumed_at = resumed_at
