@@ -47,6 +47,7 @@ _COUNTERS = "SELECT name, value FROM counters WHERE name = ANY ($1)"
 _PROTOCOL = "INSERT INTO protocols (digest, body) VALUES ($1, $2) ON CONFLICT DO NOTHING"
 
 Waiting = tuple[Decision, "asyncio.Future[None]"]
+Name = str | tuple[str, str]
 
 
 class Writer:
@@ -67,7 +68,9 @@ class Writer:
         self._on_group = on_group
         self._ids = Ids()
         self._queue: deque[Waiting] = deque()
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._under_way: set[asyncio.Task[bool]] = set()
+        self._decided: set[Name] = set()
+        """Jobs, and keys of new ones, that a group on its way is about."""
         self._stored_protocols: set[str] = set()
         self._tight: dict[str, float] = {}
         self._closed = False
@@ -94,38 +97,38 @@ class Writer:
             self._under_way.add(task)
             task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[bool]) -> None:
+        """What waits after an empty group waits for another one, whose end is the time to look again."""
         self._under_way.discard(task)
-        if self._queue:
+        if self._queue and task.result():
             self._start()
 
-    async def _send(self) -> None:
-        """A group is made when its task runs, so that all of this turn of the loop is in it."""
+    async def _send(self) -> bool:
+        """A group is made when its task runs, so that all of this turn of the loop is in it. False if it is empty."""
         group = list(self._next_group())
         if not group:
-            return
+            return False
         started = perf_counter()
         outcomes = await self._outcomes([decision for decision, _ in group])
         for decision, durable in group:
+            self._decided.difference_update(_names(decision))
             settle(durable, outcomes[id(decision)])
         call_safely(self._on_group, len(group), perf_counter() - started)
+        return True
 
     def _next_group(self) -> Iterator[Waiting]:
         """At most one decision about a job, and one about a key: a second one waits for what became of the first."""
-        jobs: set[str] = set()
-        keys: set[tuple[str, str]] = set()
         again: list[Waiting] = []
+        passed: set[Name] = set()
         for _ in range(min(len(self._queue), MAX_GROUP)):
             waiting = self._queue.popleft()
-            job = waiting[0].job
-            key = (job.tenant_id, idempotency_token(job.command)) if waiting[0].creates else None
-            if job.job_id in jobs or key in keys:
+            names = _names(waiting[0])
+            if self._decided.isdisjoint(names) and passed.isdisjoint(names):
+                self._decided.update(names)
+                yield waiting
+            else:
+                passed.update(names)
                 again.append(waiting)
-                continue
-            jobs.add(job.job_id)
-            if key is not None:
-                keys.add(key)
-            yield waiting
         self._queue.extendleft(reversed(again))
 
     async def _outcomes(self, decisions: Sequence[Decision]) -> dict[int, Exception | None]:
@@ -244,6 +247,12 @@ class Writer:
                 async with self._database.connection() as connection:
                     await connection.execute(_PROTOCOL, digest, rows.body(decision.protocol))
                 self._stored_protocols.add(digest)
+
+
+def _names(decision: Decision) -> tuple[Name, ...]:
+    """What no two decisions on their way may have in common."""
+    job = decision.job
+    return (job.job_id, (job.tenant_id, idempotency_token(job.command))) if decision.creates else (job.job_id,)
 
 
 class _Standing(Struct):
