@@ -20,9 +20,9 @@ COMMAND_SECONDS = 30.0
 PATIENCE_SECONDS = 3.0
 """How long somebody who reads waits for a server that is being restarted, before he is told that it is down."""
 
-MIGRATION_LOCK_MS = 3_000
+MIGRATION_LOCK_MS = 500
 """DDL that waits for a lock makes everybody else wait behind it; rather it gives up and tries again."""
-MIGRATION_TRIES = 20
+MIGRATION_TRIES = 100
 
 OLDEST_SERVER = 13
 APPLICATION = "lucius"
