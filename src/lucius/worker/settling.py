@@ -32,11 +32,12 @@ class Settler:
             self._telling = asyncio.create_task(self._tell())
 
     async def close(self) -> None:
-        if self._telling is None:
+        telling = self._telling
+        if telling is None:
             return
-        await asyncio.wait({self._telling}, timeout=LAST_SECONDS)
-        if not self._telling.done():
-            self._telling.cancel()
+        await asyncio.wait({telling}, timeout=LAST_SECONDS)
+        if not telling.done():
+            telling.cancel()
             log.warning("the bus was not told of all that is done", directives=len(self._waiting))
 
     async def _tell(self) -> None:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lucius.adapters.bus_memory import MemoryBus
+from lucius.ports.bus import Consumer
 from lucius.worker import Service, StepContext, StepResult
 from lucius.worker.callbacks import CallbackSender
 from lucius.worker.idempotency import IdempotencyStore
@@ -60,6 +61,7 @@ class Bench:
         journal: Journal | None = None,
         store: IdempotencyStore | None = None,
         places: Places | None = None,
+        consumer: Consumer | None = None,
     ) -> Runtime:
         service = serving.service if isinstance(serving, Scripted) else serving
         options = RuntimeOptions(
@@ -69,7 +71,7 @@ class Bench:
             max_undelivered=50,
             places=places or Places(),
         )
-        consumer = self.bus.consumer("ocr")
+        consumer = consumer or self.bus.consumer("ocr")
         journal = journal or Journal(None)
         store = store or SqliteIdempotency(journal)
         runtime = Runtime(service, consumer, self.sender, journal, store, options, timing=self.timing)
