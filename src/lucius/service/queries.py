@@ -19,7 +19,6 @@ from lucius.service.errors import RejectCode, Rejected
 from lucius.service.hub import Hub
 from lucius.service.views import Explainer, attempt_views, event_view, job_summary, job_view, step_views
 
-
 LOOK_SECONDS = 5.0
 
 
@@ -115,7 +114,8 @@ class Queries:
         """Whether the job's events are as they were written."""
         await self.require(job_id, who)
         found = await verify(self._reader, job_id)
-        assert found is not None, "a job that was there stays"
+        if found is None:  # it has been archived since
+            raise _unknown(job_id)
         return found
 
     async def require(self, job_id: str, who: Principal) -> Job:
@@ -138,5 +138,9 @@ class Queries:
 def _seen(view: JobView | None, job_id: str, who: Principal) -> JobView:
     """A foreign tenant's job is as unknown as one that never was: its very existence is theirs to tell."""
     if view is None or not who.sees(view.job.tenant_id):
-        raise Rejected(RejectCode.JOB_NOT_FOUND, f"there is no job {job_id[:128]}")
+        raise _unknown(job_id)
     return view
+
+
+def _unknown(job_id: str) -> Rejected:
+    return Rejected(RejectCode.JOB_NOT_FOUND, f"there is no job {job_id[:128]}")

@@ -37,6 +37,16 @@ async def test_a_long_history_is_read_to_its_end(api: Api) -> None:
     assert (found["valid"], found["events"] > 600) == (True, True)
 
 
+async def test_a_job_that_is_archived_while_it_is_read_is_not_there(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = await api.submit()
+
+    async def gone(job_id: str) -> None:
+        return None
+
+    monkeypatch.setattr(api.runtime.store, "job", gone)
+    (await api.get(f"/v1/jobs/{job_id}/audit")).problem(404, "JOB_NOT_FOUND")
+
+
 def edit(seq: int, old: str, new: str) -> Tamper:
     return lambda db: db.execute("UPDATE events SET body = replace(body, ?, ?) WHERE seq = ?", (old, new, seq))
 
