@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 
 import structlog
+from msgspec import Struct
 
 from bench.postgres import Server
 from bench.processes import cpu_seconds
@@ -26,6 +27,9 @@ from lucius.wiring import open_runtime
 
 PROCESSES = 8
 SETTLED_SECONDS = 2.0  # after which a start's own work is over
+
+CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lucius'"
+TRANSACTIONS = "SELECT sum(xact_commit) FROM pg_stat_database"  # sessions report now and then
 
 
 async def serve(ledger_url: str, replicas: int) -> None:
@@ -51,8 +55,26 @@ def idle_process(ledger_url: str, replicas: int) -> Iterator[subprocess.Popen[by
             started.terminate()
 
 
-def cost(server: Server, ledger_url: str, replicas: int, seconds: float) -> dict[str, float]:
-    """Shares of a core."""
+class Cost(Struct, frozen=True):
+    """Shares of a core, and what PostgreSQL was asked to keep open and do."""
+
+    clients: float
+    postgres: float
+    connections: int
+    transactions_per_second: float
+
+    @property
+    def share(self) -> float:
+        return self.clients + self.postgres
+
+    def __str__(self) -> str:
+        return (
+            f"clients {self.clients:.1%} and PostgreSQL {self.postgres:.1%}, "
+            f"with {self.connections} connections and {self.transactions_per_second:.0f} transactions/s"
+        )
+
+
+def cost(server: Server, ledger_url: str, replicas: int, seconds: float) -> Cost:
     with ExitStack() as running:
         shares = [replicas // PROCESSES + (n < replicas % PROCESSES) for n in range(min(PROCESSES, replicas))]
         clients = [running.enter_context(idle_process(ledger_url, share)) for share in shares]
@@ -61,12 +83,17 @@ def cost(server: Server, ledger_url: str, replicas: int, seconds: float) -> dict
             if client.stdout.readline() != b"ready\n":
                 raise SystemExit("an idle replica did not start")
         time.sleep(SETTLED_SECONDS)
-        pids = {"clients": [client.pid for client in clients], "PostgreSQL": [server.pid]}
-        began = time.monotonic()
-        before = {name: cpu_seconds(of) for name, of in pids.items()}
+        pids = [client.pid for client in clients]
+        began, transactions = time.monotonic(), server.ask(TRANSACTIONS)
+        before = cpu_seconds(pids), cpu_seconds([server.pid])
         time.sleep(seconds)
         took = time.monotonic() - began
-        return {name: (cpu_seconds(of) - before[name]) / took for name, of in pids.items()}
+        return Cost(
+            (cpu_seconds(pids) - before[0]) / took,
+            (cpu_seconds([server.pid]) - before[1]) / took,
+            server.ask(CONNECTIONS),
+            (server.ask(TRANSACTIONS) - transactions) / took,
+        )
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ SETTINGS = {
     # No checkpoint of its own accord in the middle of a run.
     "max_wal_size": "16GB",
     "checkpoint_timeout": "1h",
-    "max_connections": "400",
+    "max_connections": "1000",
 }
 
 

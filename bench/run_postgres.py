@@ -131,11 +131,9 @@ def idle(bench: Bench) -> None:
     for jobs in (0, sizes.waiting):
         if jobs:
             write_history(url, 0, jobs)
-        shares = cost(bench.server, url, sizes.replicas, sizes.idle_seconds)
-        total = sum(shares.values())
-        parts = ", ".join(f"{part} {share:.1%}" for part, share in shares.items())
-        said = f"{sizes.replicas} idle replicas, {jobs:,} jobs waiting: {total:.1%} of a core ({parts})"
-        bench.bar(total < IDLE_BAR, f"{said}; under {IDLE_BAR:.0%}")
+        found = cost(bench.server, url, sizes.replicas, sizes.idle_seconds)
+        said = f"{sizes.replicas} idle replicas, {jobs:,} jobs waiting: {found.share:.1%} of a core, {found}"
+        bench.bar(found.share < IDLE_BAR, f"{said}; under {IDLE_BAR:.0%}")
     bench.server.drop(name)
 
 
