@@ -10,7 +10,8 @@ flight whose updates move no index, and a job that ends goes to `done`. Settled 
 events tell what became of them. What is live is thus never looked for among what is finished.
 
 Migrations only add: tables, columns with defaults, functions under a new name. Code of the version before goes on
-meanwhile; what it needs is dropped one release later.
+meanwhile; what it needs is dropped one release later. They touch tables in the order in which `commit_1` does, jobs
+first, so that a migration and a commit never wait for each other in a circle.
 """
 
 from msgspec import Struct
