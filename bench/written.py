@@ -50,7 +50,7 @@ def tell(before: Count, after: Count) -> None:
     server = {name: (after.server[name] - before.server[name]) / jobs for name in after.server}
     print(
         f"{server['wal_bytes']:,.0f} bytes of WAL in {server['wal_records']:.1f} records "
-        f"({server['wal_fpi']:.2f} of them whole pages), {server['xact_commit']:.2f} commits, "
+        f"({server['wal_fpi']:.2f} of them whole pages), {server['xact_commit']:.2f} transactions, reads among them, "
         f"{server['wal_sync']:.2f} flushes to disk, {server['xact_rollback']:.3f} rollbacks",
         flush=True,
     )
