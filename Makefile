@@ -26,8 +26,8 @@ demo: .venv/.done  ## run the main job, with failures, and print a verdict
 dev: .venv/.done  ## the whole stack until Ctrl-C
 	$(BIN)/lucius dev
 
-test: setup  ## every test
-	$(BIN)/pytest -n 2 --dist worksteal
+test: setup  ## every test; many of them wait, so there is one process more than the two cores they are meant for
+	$(BIN)/pytest -n 3 --dist worksteal
 
 check: .venv/.done  ## lint, format, types, import rules
 	$(BIN)/ruff check .

@@ -16,6 +16,16 @@ for name in [name for name in os.environ if name.startswith("LUCIUS_") or name i
 settings.register_profile("lucius", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("lucius")
 
+# Tests that mostly wait, for clocks and for processes to start; the longest first.
+SLOW = (
+    "tests/e2e/test_long_step.py",
+    "tests/e2e/test_shipped_conformance.py",
+    "tests/e2e/test_new_service.py",
+    "tests/e2e/test_kill.py",
+    "tests/e2e/",
+    "tests/unit/conformance_kit/",
+)
+
 NO_POSTGRES = "PostgreSQL is not installed: scripts/test_servers.sh installs it on Debian, as root"
 
 
@@ -65,6 +75,27 @@ def need_postgres() -> None:
     if os.environ.get("CI"):
         pytest.fail(NO_POSTGRES)
     pytest.skip(NO_POSTGRES)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """All processes of a test run but one start with a share of the slow files, so that none ends long after the others
+    and the processors have something to do while those wait."""
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    slow = list(dict.fromkeys(name for start in SLOW for name in files if name.startswith(start)))
+    quick = [item for name, found in files.items() if name not in slow for item in found]
+    hands = max(1, workers - 1)
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):  # in such parts as xdist deals out
+        size = (len(items) - len(ordered)) // (workers - worker)
+        names = slow[worker::hands] if worker < hands else []
+        share = [item for name in names for item in files[name]]
+        room = max(0, size - len(share))
+        ordered += share + quick[:room]
+        quick = quick[room:]
+    items[:] = ordered + quick
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
