@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from lucius.adapters.ledger_postgres import PostgresLedger
 from lucius.adapters.ledger_sqlite import SqliteLedger
 from lucius.adapters.postgres.archive import PostgresFinishedJobs
 from lucius.adapters.sqlite.archive import SqliteFinishedJobs
@@ -205,6 +206,28 @@ async def test_nothing_is_left_of_a_dropped_job_and_all_of_the_others(ledger: Fu
     assert await ledger.accepted("acme", "sha256:hash-of-gone") is None
     assert await ledger.accepted("acme", "sha256:hash-of-kept") is not None
     assert read(await jobs.page(EVERY, 0, 100, PLENTY)) == [kept]
+
+
+async def test_no_row_of_any_table_is_left_behind(ledger: FullLedger, jobs: FinishedJobs) -> None:
+    for name in ("a", "b"):
+        record = await eventful(ledger, name)
+        assert await tables_with_rows(ledger) > NOT_OF_JOBS
+        assert await jobs.drop({name: record.job.version}) == frozenset()
+        assert await tables_with_rows(ledger) <= NOT_OF_JOBS
+
+
+NOT_OF_JOBS = {"protocols", "protocol_revision", "schema_version", "engine"}
+
+
+async def tables_with_rows(ledger: FullLedger) -> set[str]:
+    found = NOT_OF_JOBS & {"schema_version", "engine"}
+    if isinstance(ledger, SqliteLedger):
+        names = [name for (name,) in ledger._store.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return found | {name for name in names if ledger._store.row(f"SELECT 1 FROM {name} LIMIT 1")}
+    assert isinstance(ledger, PostgresLedger)
+    of_schema = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
+    names = [row["tablename"] for row in await ledger._database.rows(of_schema)]
+    return found | {name for name in names if await ledger._database.row(f"SELECT 1 FROM {name} LIMIT 1")}
 
 
 async def test_what_was_dropped_may_be_asked_for_anew(ledger: FullLedger, jobs: FinishedJobs) -> None:
