@@ -17,7 +17,7 @@ from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerDown, LedgerErr
 
 CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 30.0
-PATIENCE_SECONDS = 3.0
+PATIENCE_SECONDS = 5.0
 """How long somebody who reads waits for a server that is being restarted, before he is told that it is down."""
 
 MIGRATION_LOCK_MS = 500
@@ -67,7 +67,7 @@ class Database:
                 await first.close()
             self._pool = await asyncpg.create_pool(
                 self._dsn,
-                min_size=1,
+                min_size=0,
                 max_size=self._connections,
                 max_inactive_connection_lifetime=60,
                 reset=_leave_as_it_is,
@@ -79,8 +79,11 @@ class Database:
             raise LedgerError(f"LUCIUS_LEDGER_URL: {error}") from error
 
     async def connect(self, application_name: str = APPLICATION) -> "asyncpg.Connection[Record]":
-        """A connection of one's own."""
-        return await asyncpg.connect(self._dsn, **self._options(application_name))
+        """A connection of one's own. Raises LedgerDown and the like."""
+        try:
+            return await asyncpg.connect(self._dsn, **self._options(application_name))
+        except (asyncpg.PostgresError, *_GONE) as error:
+            raise translated(error, self.where) from error
 
     def _options(self, application_name: str = APPLICATION) -> dict[str, Any]:
         return {

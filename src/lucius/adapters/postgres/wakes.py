@@ -8,6 +8,7 @@ they look by themselves.
 import asyncio
 import random
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import asyncpg
 import msgspec
@@ -16,7 +17,7 @@ from asyncpg import Record
 from msgspec import Struct
 
 from lucius.adapters.postgres.clock import DatabaseClock
-from lucius.adapters.postgres.database import Database, translated
+from lucius.adapters.postgres.database import Database
 from lucius.core.decision import Decision
 from lucius.core.model import Instant, OutboxRow, OutboxStatus
 from lucius.ports.errors import LedgerError
@@ -27,7 +28,7 @@ log = structlog.get_logger(__name__)
 POLL_SECONDS = 2.0
 HELLO_SECONDS = 30.0
 ALONE_AFTER_SECONDS = 75.0
-MAX_BACKOFF = 5.0
+FIRST_BACKOFF, MAX_BACKOFF = 0.05, 5.0
 MAX_IDS = 150
 """A notification holds 8,000 bytes; more jobs than this go into the next one."""
 NEAR_MS = 2_500
@@ -76,6 +77,7 @@ class Wakes:
         self._changed: dict[str, bool] = {}
         self._due: Instant | None = None
         self._revision = 0
+        self._listens = asyncio.Event()
         self._speaking: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -83,6 +85,9 @@ class Wakes:
         if (await self._database.rows(_COMPANY, self._channel))[0]["others"]:
             self._company_until = self._clock.steady() + ALONE_AFTER_SECONDS
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._poll())]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._listens.wait()
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -147,17 +152,17 @@ class Wakes:
 
     async def _listen(self) -> None:
         """On a connection of its own, for as long as it lasts; then on the next."""
-        backoff = 0.05
+        backoff = FIRST_BACKOFF
         while True:
             try:
-                connection = await self._database.connect(application_name=self._channel)
-            except (asyncpg.PostgresError, OSError, TimeoutError) as error:
-                log.warning("can't listen to the other processes", reason=str(translated(error, self._database.where)))
-                await asyncio.sleep(random.uniform(0.5, 1) * backoff)
-                backoff = min(backoff * 2, MAX_BACKOFF)
-                continue
-            backoff = 0.05
-            await self._listen_on(connection)
+                await self._listen_on(await self._database.connect(application_name=self._channel))
+                backoff = FIRST_BACKOFF
+            except LedgerError as error:
+                log.warning("can't listen to the other processes", reason=str(error))
+            except Exception:
+                log.exception("listening to the other processes failed")
+            await asyncio.sleep(random.uniform(0.5, 1) * backoff)
+            backoff = min(backoff * 2, MAX_BACKOFF)
 
     async def _listen_on(self, connection: "asyncpg.Connection[Record]") -> None:
         ended = asyncio.Event()
@@ -166,9 +171,8 @@ class Wakes:
             await connection.add_listener(self._channel, self._heard)
             self._on_gap()  # whatever was said while nobody listened
             await self._say(_Note(self._me))
+            self._listens.set()
             await ended.wait()
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, LedgerError) as error:
-            log.warning("stopped listening to the other processes", reason=str(error))
         finally:
             connection.terminate()
 
@@ -192,6 +196,8 @@ class Wakes:
                 await self._greet()
             except LedgerError as error:
                 log.info("could not look at the ledger", reason=str(error))
+            except Exception:
+                log.exception("looking at the ledger failed")
 
     async def look(self) -> None:
         asked = self._clock.steady()

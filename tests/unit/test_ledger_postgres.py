@@ -1,0 +1,511 @@
+"""What the PostgreSQL ledger promises beyond every ledger: several processes, and a server that comes and goes."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import chain, count
+
+import pytest
+
+from lucius.adapters.ledger_postgres import PostgresLedger
+from lucius.adapters.postgres.batch import Ids
+from lucius.adapters.postgres.cache import Cache
+from lucius.adapters.postgres.clock import DatabaseClock
+from lucius.core.decision import Decision
+from lucius.core.inputs import Cap
+from lucius.core.model import JobStatus, OutboxStatus, StepStatus
+from lucius.ports.errors import AlreadyAccepted, LedgerDown, LedgerError, LimitReached, VersionConflict
+from lucius.ports.ledger import PendingQuery
+from lucius.ports.peers import Wake
+from tests.conformance.builders import accept, command, dispatch, row, step, then
+from tests.conftest import need_postgres
+from tests.support.postgres import PostgresServer
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[PostgresLedger]:
+    ledger = await PostgresLedger.open(url)
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
+
+
+@pytest.fixture
+async def here(emptied_postgres_url: str) -> AsyncIterator[PostgresLedger]:
+    async with opened(emptied_postgres_url) as ledger:
+        yield ledger
+
+
+@pytest.fixture
+async def there(emptied_postgres_url: str, here: PostgresLedger) -> AsyncIterator[PostgresLedger]:
+    """Another process on the same ledger."""
+    async with opened(emptied_postgres_url) as ledger:
+        yield ledger
+
+
+def now(ledger: PostgresLedger) -> int:
+    assert ledger.clock is not None
+    return ledger.clock.now()
+
+
+async def taken(ledger: PostgresLedger, hold_ms: int = 10_000, **fields: object) -> list[str]:
+    query = PendingQuery(limit=10, now=now(ledger), service="ocr", hold_ms=hold_ms)
+    return [found.job_id for found in await ledger.pending(query)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+
+
+class TestGuard:
+    async def test_a_view_that_another_process_outdated_says_so_and_its_decision_is_refused(
+        self, here: PostgresLedger, there: PostgresLedger
+    ) -> None:
+        first = dispatch("j1")
+        await here.commit(first)
+        there_view = await there.load("j1")
+        assert there_view is not None
+        assert there_view.cached is False
+        second = then(first, status=JobStatus.IN_PROGRESS)
+        await here.commit(second)
+        with pytest.raises(VersionConflict):
+            await there.commit(then(first, status=JobStatus.CANCELLING))
+        again = await there.load("j1")
+        assert again is not None
+        assert (again.job, again.cached) == (second.job, False)
+
+    async def test_what_this_process_committed_last_is_known_without_asking(self, here: PostgresLedger) -> None:
+        first = dispatch("j1")
+        await here.commit(first)
+        view = await here.load("j1")
+        assert view is not None
+        assert (view.job, view.cached) == (first.job, True)
+        fresh = await here.load("j1", fresh=True)
+        assert fresh is not None
+        assert (fresh.job, fresh.steps, fresh.cached) == (first.job, view.steps, False)
+
+    async def test_a_step_that_was_never_asked_for_is_fetched(
+        self, here: PostgresLedger, there: PostgresLedger
+    ) -> None:
+        first = dispatch("j1")
+        done = step("j1", "embedding", status=StepStatus.SUCCEEDED)
+        await here.commit(first)
+        await here.commit(then(first, steps=(done,)))
+        assert (await there.load("j1")) is not None
+        view = await there.load("j1", ("embedding", "never"))
+        assert view is not None
+        assert view.steps["embedding"] == done
+        assert "never" not in view.steps
+
+    async def test_of_two_processes_one_gets_the_key(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        for i in range(10):
+            asked = {name: command(name, idempotency_key=f"k{i}") for name in (f"a{i}", f"b{i}")}
+            outcomes = await asyncio.gather(
+                here.commit(accept(f"a{i}", asked=asked[f"a{i}"])),
+                there.commit(accept(f"b{i}", asked=asked[f"b{i}"])),
+                return_exceptions=True,
+            )
+            (refused,) = [outcome for outcome in outcomes if outcome is not None]
+            assert isinstance(refused, AlreadyAccepted)
+            holder = await here.accepted("acme", f"key:k{i}")
+            assert holder is not None
+            assert refused.job_id == holder.job_id
+
+    async def test_a_key_may_hold_what_text_can_not(self, here: PostgresLedger) -> None:
+        await here.commit(accept("j1", asked=command("j1", idempotency_key="a\x00b")))
+        found = await here.accepted("acme", "key:a\x00b")
+        assert found is not None
+        assert found.job_id == "j1"
+        with pytest.raises(AlreadyAccepted):
+            await here.commit(accept("j2", asked=command("j2", idempotency_key="a\x00b")))
+        assert await here.load("j\x001") is None
+
+    async def test_a_limit_holds_over_all_processes(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        cap = (Cap("jobs", 10),)
+        commits = [
+            ledger.commit(accept(f"{name}{i}", counters={"jobs": 1}, caps=cap))
+            for i in range(20)
+            for name, ledger in (("a", here), ("b", there))
+        ]
+        outcomes = await asyncio.gather(*commits, return_exceptions=True)
+        assert sum(outcome is None for outcome in outcomes) == 10
+        assert {type(outcome) for outcome in outcomes if outcome is not None} == {LimitReached}
+        assert await here.counters() == {"jobs": 10}
+
+    async def test_room_that_another_process_made_is_used(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        cap = (Cap("jobs", 1),)
+        first = accept("a", counters={"jobs": 1}, caps=cap)
+        await here.commit(first)
+        with pytest.raises(LimitReached):
+            await there.commit(accept("b", counters={"jobs": 1}, caps=cap))
+        await here.commit(then(first, status=JobStatus.SUCCEEDED, counters={"jobs": -1}))
+        await there.commit(accept("b", counters={"jobs": 1}, caps=cap))
+
+    async def test_two_processes_that_hit_on_the_same_number_both_commit(
+        self, here: PostgresLedger, there: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        numbers = chain([7, 7], count(8))
+        monkeypatch.setattr(Ids, "next", lambda self, created_at: next(numbers))
+        await here.commit(accept("a"))
+        await there.commit(accept("b"))
+        assert await here.load("a") is not None
+        assert await here.load("b") is not None
+
+    async def test_ids_grow_whatever_the_clock_does(self) -> None:
+        ids = Ids()
+        made = [ids.next(at) for at in (5_000, 4_000, 4_000, 6_000)]
+        assert made == sorted(set(made))
+
+    async def test_groups_that_share_jobs_never_end_in_a_deadlock(
+        self, here: PostgresLedger, there: PostgresLedger
+    ) -> None:
+        jobs = {f"j{i}": accept(f"j{i}") for i in range(20)}
+        await asyncio.gather(*(here.commit(decision) for decision in jobs.values()))
+        for _ in range(10):
+            names = random.sample(sorted(jobs), len(jobs))
+            nexts = {name: then(jobs[name], counters={"a": 1, "b": 1}) for name in names}
+            outcomes = await asyncio.gather(
+                *(ledger.commit(nexts[name]) for name in names for ledger in (here, there)), return_exceptions=True
+            )
+            refusals = [outcome for outcome in outcomes if outcome is not None]
+            assert len(refusals) == len(jobs)
+            assert {type(refusal) for refusal in refusals} == {VersionConflict}
+            jobs = nexts
+        assert await here.counters() == {"a": 200, "b": 200}
+
+    async def test_a_job_goes_back_among_the_live_and_out_again(self, here: PostgresLedger) -> None:
+        first = dispatch("j1")
+        ended = then(first, status=JobStatus.FAILED_FINAL, active=(), completed_at=2_000, due_at=None)
+        late = then(ended, event_seq=5)
+        revived = then(late, status=JobStatus.IN_PROGRESS, run_no=2, due_at=3_000)
+        for decision in (first, ended, late, revived):
+            await here.commit(decision)
+            view = await here.job("j1")
+            assert view is not None
+            assert view.job == decision.job
+        assert await here.due(3_000, 10) == ["j1"]
+        again = then(revived, status=JobStatus.SUCCEEDED, completed_at=4_000, due_at=None)
+        await here.commit(again)
+        assert await here.due(9_000, 10) == []
+
+    async def test_a_job_that_is_over_at_once(self, here: PostgresLedger) -> None:
+        await here.commit(accept("j1", status=JobStatus.SUCCEEDED, completed_at=1_000))
+        view = await here.job("j1")
+        assert view is not None
+        assert view.job.status is JobStatus.SUCCEEDED
+
+
+class TestHolds:
+    async def test_what_one_process_took_no_other_is_given(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        await here.commit(dispatch("a"))
+        assert await taken(there) == ["a"]
+        assert await taken(here) == []
+        assert await taken(there) == ["a"]  # it is still the taker's own
+
+    async def test_a_hold_ends_by_itself(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        await here.commit(dispatch("a"))
+        assert await taken(there, hold_ms=1) == ["a"]
+        await until(lambda: now(here) > now(there) - 10)
+        await asyncio.sleep(0.01)
+        await here._wakes.look()
+        assert await taken(here) == ["a"]
+
+    async def test_what_is_put_back_is_anybodys(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        await here.commit(dispatch("a"))
+        rows = await there.pending(PendingQuery(limit=10, now=now(there), service="ocr", hold_ms=60_000))
+        await there.put_back(rows)
+        assert await taken(here) == ["a"]
+
+    async def test_nobody_puts_back_what_another_holds(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        await here.commit(dispatch("a"))
+        rows = await there.pending(PendingQuery(limit=10, now=now(there), service="ocr", hold_ms=60_000))
+        await here.put_back(rows)
+        assert await taken(here) == []
+
+    async def test_many_takers_get_each_row_once(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        await asyncio.gather(*(here.commit(dispatch(f"j{i}")) for i in range(100)))
+        seen: dict[str, set[str]] = {"here": set(), "there": set()}
+
+        async def take(name: str, ledger: PostgresLedger) -> None:
+            for _ in range(20):
+                seen[name].update(await taken(ledger))
+
+        await asyncio.gather(take("here", here), take("there", there), take("here", here), take("there", there))
+        assert not seen["here"] & seen["there"]
+
+    async def test_a_row_for_somebody_who_waits_here_is_his_without_a_look(
+        self, here: PostgresLedger, there: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        here.awaited = lambda service, lane: True
+        monkeypatch.setattr("lucius.adapters.ledger_postgres.TAKEN_WITHIN_SECONDS", 60)
+        await here.commit(dispatch("a"))
+        assert await taken(there) == []
+        monkeypatch.setattr(here._database, "rows", _must_not_be_asked)
+        assert await taken(here) == ["a"]
+
+    async def test_one_that_he_does_not_fetch_is_soon_anybodys(
+        self, here: PostgresLedger, there: PostgresLedger
+    ) -> None:
+        woken: list[Wake] = []
+        there.on_wake = woken.append
+        here.awaited = lambda service, lane: True
+        await here.commit(dispatch("a"))
+        await until(lambda: any(wake.ready == (("ocr", 3),) for wake in woken))
+        assert await taken(there) == ["a"]
+
+    async def test_a_row_is_not_looked_for_where_none_can_be(
+        self, here: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        query = PendingQuery(limit=10, now=now(here), service="ocr", hold_ms=1_000, later=False)
+        assert await here.pending(query) == []
+        with monkeypatch.context() as asking:
+            asking.setattr(here._database, "rows", _must_not_be_asked)
+            assert await here.pending(query) == []
+        await here.commit(dispatch("a"))
+        assert [found.job_id for found in await here.pending(query)] == ["a"]
+
+    async def test_a_due_job_is_one_processs_business(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        await here.commit(accept("a", due_at=100))
+        assert await there.due(200, 10, 5_000) == ["a"]
+        assert await here.due(200, 10, 5_000) == []
+        assert await here.due(6_000, 10, 5_000) == ["a"]
+
+    async def test_a_deadline_that_moved_on_is_not_due(self, here: PostgresLedger) -> None:
+        first = accept("a", due_at=100)
+        await here.commit(first)
+        await here.commit(then(first, due_at=500))
+        assert await here.due(200, 10, 1_000) == []
+        assert await here.due(200, 10) == []
+        assert await here.due(500, 10, 1_000) == ["a"]
+
+
+async def _must_not_be_asked(*args: object) -> list[object]:
+    raise AssertionError("the database was asked")
+
+
+class TestWakes:
+    async def test_the_others_hear_what_became_durable(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        heard: list[Wake] = []
+        there.on_wake = heard.append
+        first = dispatch("j1")
+        await here.commit(first)
+        await until(lambda: any(wake.changed == ("j1",) for wake in heard))
+        assert heard[-1].ready == (("ocr", 3),)
+        assert heard[-1].ended == ()
+        settled = row(first.steps[0], status=OutboxStatus.SENT)
+        ended = then(first, status=JobStatus.SUCCEEDED, outbox=(settled,), counters={"unacked/ocr": -1})
+        await here.commit(ended)
+        await until(lambda: any(wake.ended == ("j1",) for wake in heard))
+        assert heard[-1].picked_up == ("ocr",)
+
+    async def test_nobody_hears_himself(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        heard: list[Wake] = []
+        other: list[Wake] = []
+        here.on_wake, there.on_wake = heard.append, other.append
+        await here.commit(dispatch("j1"))
+        await until(lambda: bool(other))
+        assert [wake for wake in heard if wake.changed] == []
+
+    async def test_whoever_is_alone_tells_nobody(self, here: PostgresLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+        said: list[object] = []
+
+        async def say(note: object) -> None:
+            said.append(note)
+
+        monkeypatch.setattr(here._wakes, "_say", say)
+        await here.commit(dispatch("j1"))
+        await asyncio.sleep(0)
+        assert [note for note in said if getattr(note, "wake", Wake()) != Wake()] == []
+
+    async def test_many_changes_need_few_notifications(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        heard: list[Wake] = []
+        there.on_wake = heard.append
+        await asyncio.gather(*(here.commit(dispatch(f"job-{i:040}")) for i in range(400)))
+        await until(lambda: len({job_id for wake in heard for job_id in wake.changed}) == 400)
+        assert len(heard) < 40
+
+    async def test_a_new_revision_of_the_protocols_is_told(
+        self, here: PostgresLedger, there: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = await there.protocol_revision()
+        await here.put_protocols([], await here.protocol_revision())
+        assert await here.protocol_revision() == before + 1
+        monkeypatch.setattr(there._wakes, "look", _must_not_be_asked)
+        await until(lambda: there._revision == before + 1)
+
+    async def test_what_nobody_told_is_found_by_looking(
+        self, here: PostgresLedger, there: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        heard: list[Wake] = []
+        there.on_wake = heard.append
+        monkeypatch.setattr(here._wakes, "tell", lambda decisions, held: None)
+        await here.commit(dispatch("j1"))
+        await there._wakes.look()
+        assert heard == [Wake(ready=(("ocr", -1),))]
+
+
+class TestClock:
+    def clock(self) -> tuple[DatabaseClock, list[float]]:
+        steady = [100.0]
+        return DatabaseClock(lambda: steady[0]), steady
+
+    def test_it_goes_on_from_what_the_database_said(self) -> None:
+        clock, steady = self.clock()
+        clock.heard(5_000_000, 99.9, 100.1)
+        assert clock.now() == 5_000_000
+        steady[0] += 2.5
+        assert clock.now() == 5_002_500
+
+    def test_it_never_runs_back(self) -> None:
+        clock, steady = self.clock()
+        clock.heard(5_000_000, 100.0, 100.0)
+        assert clock.now() == 5_000_000
+        clock.heard(4_000_000, 100.0, 100.0)
+        assert clock.now() == 5_000_000
+        steady[0] += 1_001
+        assert clock.now() == 5_001_000
+
+    def test_a_slow_answer_says_nothing(self) -> None:
+        clock, _ = self.clock()
+        clock.heard(5_000_000, 100.0, 100.0)
+        clock.heard(9_000_000, 99.0, 100.0)
+        assert clock.now() == 5_000_000
+
+    async def test_two_processes_agree(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        assert abs(now(here) - now(there)) < 250
+
+
+class TestPresence:
+    async def test_another_replica_at_work_means_no_absence(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        assert here.presence is not None
+        assert there.presence is not None
+        at = 10**12 + random.randrange(10**9) * 1_000
+        resumed = await here.presence.ticked(at, 4_000)
+        assert resumed == at
+        assert await there.presence.ticked(at + 2_000, 4_000) == at
+        assert await here.presence.ticked(at + 5_000, 4_000) == at
+        assert await there.presence.ticked(at + 9_001, 4_000) == at + 9_001
+        assert await here.presence.ticked(at + 9_500, 4_000) == at + 9_001
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    """One that may be stopped."""
+    need_postgres()
+    own = PostgresServer(fsync=True)
+    yield own
+    own.remove()
+
+
+@pytest.fixture
+def server(own_server: PostgresServer) -> PostgresServer:
+    own_server.restart()
+    own_server.execute("DROP SCHEMA IF EXISTS lucius CASCADE")
+    return own_server
+
+
+class TestServerThatComesAndGoes:
+    async def test_a_commit_while_it_is_away_is_refused_and_one_afterwards_is_not(self, server: PostgresServer) -> None:
+        async with opened(server.url()) as ledger:
+            await ledger.commit(dispatch("a"))
+            await asyncio.to_thread(server.stop, crash=True)
+            with pytest.raises(LedgerDown):
+                await ledger.commit(dispatch("b"))
+            await asyncio.to_thread(server.start)
+            await self.commit_patiently(ledger, dispatch("c"))
+            assert [view is not None for view in [await ledger.job(job) for job in "abc"]] == [True, False, True]
+
+    async def test_who_reads_waits_for_a_restart(self, server: PostgresServer) -> None:
+        async with opened(server.url()) as ledger:
+            await ledger.commit(dispatch("a"))
+            await asyncio.to_thread(server.stop, crash=True)
+            reading = asyncio.create_task(ledger.job("a"))
+            await asyncio.to_thread(server.start)
+            assert await reading is not None
+
+    async def test_what_was_answered_survives_and_what_was_not_is_whole_or_not_there(
+        self, server: PostgresServer
+    ) -> None:
+        async with opened(server.url()) as ledger:
+            answered: set[str] = set()
+            stop = asyncio.Event()
+
+            async def go_on(name: str) -> None:
+                for i in range(100_000):
+                    if stop.is_set():
+                        return
+                    try:
+                        await ledger.commit(dispatch(f"{name}-{i}", asked=command(f"{name}-{i}")))
+                    except LedgerError:
+                        await asyncio.sleep(0.01)
+                    else:
+                        answered.add(f"{name}-{i}")
+
+            workers = [asyncio.create_task(go_on(str(n))) for n in range(8)]
+            for crash in (True, False, True):
+                before = len(answered)
+                await until(lambda before=before: len(answered) > before + 20)  # type: ignore[misc]
+                await asyncio.to_thread(server.restart, crash=crash)
+            before = len(answered)
+            await until(lambda: len(answered) > before + 20)
+            stop.set()
+            await asyncio.gather(*workers)
+            found = {job["job_id"]: job for job in server.query(_WHOLE)}
+            assert answered <= found.keys()
+            assert {(job["live"], job["steps"], job["outbox"], job["events"]) for job in found.values()} == {
+                (1, 1, 1, 1)
+            }
+
+    async def test_it_listens_again_afterwards(self, server: PostgresServer) -> None:
+        async with opened(server.url()) as here, opened(server.url()) as there:
+            await asyncio.to_thread(server.restart, crash=True)
+            heard: list[Wake] = []
+            there.on_wake = heard.append
+            n = 0
+            async with asyncio.timeout(20):
+                while not any(wake.changed for wake in heard):
+                    n += 1
+                    await self.commit_patiently(here, dispatch(f"j{n}"))
+                    await asyncio.sleep(0.05)
+
+    async def test_opening_one_that_is_away_says_so(self, server: PostgresServer) -> None:
+        await asyncio.to_thread(server.stop)
+        with pytest.raises(LedgerDown, match="can't be reached"):
+            await PostgresLedger.open(server.url())
+
+    async def commit_patiently(self, ledger: PostgresLedger, decision: Decision) -> None:
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    return await ledger.commit(decision)
+                except LedgerDown:
+                    await asyncio.sleep(0.02)
+
+
+_WHOLE = """
+    SELECT job_id, (SELECT count(*) FROM lucius.live WHERE id = jobs.id) AS live,
+           (SELECT count(*) FROM lucius.steps WHERE job = jobs.id) AS steps,
+           (SELECT count(*) FROM lucius.outbox WHERE job = jobs.id) AS outbox,
+           (SELECT count(*) FROM lucius.events WHERE job = jobs.id) AS events
+    FROM lucius.jobs
+"""
+
+
+async def test_a_url_that_makes_no_sense_is_refused_with_its_name() -> None:
+    with pytest.raises(LedgerError, match="LUCIUS_LEDGER_URL"):
+        await PostgresLedger.open("postgresql://host:port/db")
+
+
+def test_the_cache_is_bounded_and_forgets_the_oldest() -> None:
+    cache = Cache(max_jobs=2)
+    for name in "abc":
+        decision = dispatch(name)
+        cache.protocols[decision.job.protocol_digest] = decision.protocol
+        cache.moved(decision.job, decision.steps, creates=True)
+    assert [cache.view(name, ()) is not None for name in "abc"] == [False, True, True]
