@@ -57,6 +57,8 @@ _LOCK = """
     JOIN jobs ON jobs.job_id = archived.job_id JOIN done ON done.id = jobs.id AND done.version = archived.version
     FOR UPDATE OF done SKIP LOCKED
 """
+# A machine that vanishes says no good-bye, and the lock is its until the server notices.
+_SEEN_DEAD_SOON = "SET tcp_keepalives_idle = 30; SET tcp_keepalives_interval = 10; SET tcp_keepalives_count = 3"
 _STILL_THERE = "SELECT job_id FROM jobs WHERE job_id = ANY ($1)"
 _BY_JOB = ("steps", "attempts", "events", "quarantine")
 
@@ -75,8 +77,12 @@ class PostgresFinishedJobs:
         await database.open()
         try:
             async with database.connection() as connection:
+                await connection.execute(_SEEN_DEAD_SOON)
                 if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _lock_of(database.schema)):
-                    raise LedgerBusy(f"finished jobs of ledger {database.where} are being archived by somebody else")
+                    raise LedgerBusy(
+                        f"finished jobs of ledger {database.where} are being archived by somebody else; one that has "
+                        "died holds them for a minute at most"
+                    )
                 yield cls(connection)
         finally:
             await database.close()
