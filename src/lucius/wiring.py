@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lucius.adapters.config_file import ConfigFile
 from lucius.adapters.expressions import CelTools
@@ -40,7 +41,7 @@ from lucius.ports.clock import Clock, SystemClock
 from lucius.ports.config import ConfigSource
 from lucius.ports.errors import CallRefused
 from lucius.ports.ledger import Ledger, Outbox, Reader, ReviewReader
-from lucius.ports.peers import Presence, Wake
+from lucius.ports.peers import Presence, SharedSecrets, Wake
 from lucius.ports.protocols import ProtocolStore
 from lucius.service.acts import Limits
 from lucius.service.auth import Authenticator, dev_key
@@ -71,6 +72,7 @@ class Store(Ledger, Outbox, Reader, ReviewReader, ProtocolStore, Protocol):
     """
 
     presence: Presence | None
+    secrets: SharedSecrets | None
     clock: Clock | None
     awaited: Callable[[str, int], bool]
 
@@ -253,6 +255,7 @@ def build(
         writer=writer,
         clock=clock,
         max_unacked=settings.max_unacked,
+        jitter=env.jitter,
     )
     defaults = LimitDefaults(settings.global_inflight, settings.tenant_inflight)
     limits = Limits(config, defaults)
@@ -289,7 +292,7 @@ def build(
         interval=settings.outbox_retry_interval,
         on_failure=metrics.loop_failed,
     )
-    engine = _engine(settings, store, jobs, dispatcher, publisher, calls, notices, hub, clock, metrics)
+    engine = _engine(settings, store, jobs, dispatcher, publisher, calls, notices, hub, clock, metrics, env)
     return Runtime(
         settings=settings,
         store=store,
@@ -333,6 +336,7 @@ def _engine(
     hub: Hub,
     clock: Clock,
     metrics: Metrics,
+    env: Env,
 ) -> EmbeddedEngine:
     sweeper = Sweeper(
         ledger=store,
@@ -344,6 +348,7 @@ def _engine(
         repair_interval=settings.repair_interval,
         on_action=metrics.swept,
         wake=hub.due,
+        jitter=env.jitter,
     )
     intervals = (settings.sweep_interval, settings.repair_interval, settings.outbox_retry_interval)
     quiet_seconds = QUIET_SECONDS + max(*intervals, settings.publish_timeout)
@@ -351,7 +356,6 @@ def _engine(
         return EmbeddedEngine(sweeper, None, calls, notices, metrics.loop_failed, quiet_seconds)
     relay = Relay(
         outbox=store,
-        reader=store,
         jobs=jobs,
         dispatcher=dispatcher,
         publisher=publisher,
@@ -359,6 +363,8 @@ def _engine(
         clock=clock,
         retry_interval=settings.outbox_retry_interval,
         publish_timeout=settings.publish_timeout,
+        jitter=env.jitter,
+        shared=store.presence is not None,
     )
     letters = open_dead_letters(settings)
     dead_letters = DeadLetterRunner(letters, jobs, settings.outbox_retry_interval) if letters else None
@@ -378,6 +384,7 @@ async def open_runtime(
     env = Env(new_id=new_lease_id, jitter=random.random, defaults=settings.defaults, tools=CelTools())
     store = await open_ledger(settings)
     try:
+        settings = await _with_shared_secrets(settings, store)
         runtime = build(
             settings,
             store,
@@ -430,6 +437,18 @@ async def _reload(runtime: Runtime) -> None:
             log.error("config refused, the one before stays in force", problem=str(problem))
 
 
+async def _with_shared_secrets(settings: Settings, store: Store) -> Settings:
+    """Replicas need the same: what the environment does not say comes from the ledger that they share."""
+    if store.secrets is None:
+        return settings
+    tokens, webhooks = settings.token_secrets, settings.webhook_secrets
+    if not tokens:
+        tokens = (await store.secrets.secret("token", secrets.token_hex(32)),)
+    if "DEFAULT" not in webhooks:
+        webhooks = {**webhooks, "DEFAULT": await store.secrets.secret("webhook", _new_webhook_secret())}
+    return replace(settings, token_secrets=tokens, webhook_secrets=webhooks)
+
+
 def _token_secrets(settings: Settings) -> tuple[bytes, ...]:
     """The secrets of the settings, or one of our own that outlives a restart."""
     if any(len(secret) < MIN_SECRET for secret in settings.token_secrets):
@@ -447,8 +466,11 @@ def _webhook_secrets(settings: Settings) -> dict[str, str]:
     if path is None:
         return settings.webhook_secrets
     kept = path.read_text().strip() if path.exists() else ""
-    made = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
-    return {**settings.webhook_secrets, "DEFAULT": kept or _new_secret(path, made).decode()}
+    return {**settings.webhook_secrets, "DEFAULT": kept or _new_secret(path, _new_webhook_secret()).decode()}
+
+
+def _new_webhook_secret() -> str:
+    return f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
 
 
 def _new_secret(path: Path, made: str) -> bytes:

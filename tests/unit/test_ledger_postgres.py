@@ -509,3 +509,11 @@ def test_the_cache_is_bounded_and_forgets_the_oldest() -> None:
         cache.protocols[decision.job.protocol_digest] = decision.protocol
         cache.moved(decision.job, decision.steps, creates=True)
     assert [cache.view(name, ()) is not None for name in "abc"] == [False, True, True]
+
+
+async def test_all_processes_have_the_secret_of_whoever_came_first(here: PostgresLedger, there: PostgresLedger) -> None:
+    assert here.secrets is not None
+    assert there.secrets is not None
+    made = await asyncio.gather(here.secrets.secret("token", "a" * 32), there.secrets.secret("token", "b" * 32))
+    assert made[0] == made[1]
+    assert await here.secrets.secret("token", "c" * 32) == made[0]

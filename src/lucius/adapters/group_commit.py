@@ -11,7 +11,7 @@ import structlog
 from lucius.core.decision import Decision
 from lucius.ports.clock import Clock
 from lucius.ports.errors import LedgerError
-from lucius.ports.peers import Presence, Wake
+from lucius.ports.peers import Presence, SharedSecrets, Wake
 
 MAX_GROUP = 256
 
@@ -29,6 +29,7 @@ class GroupCommit:
         self.on_wake: Callable[[Wake], None] | None = None
         """Told what other processes made durable; never, where there are none."""
         self.presence: Presence | None = None
+        self.secrets: SharedSecrets | None = None
         self.clock: Clock | None = None
         self.awaited: Callable[[str, int], bool] = lambda service, lane: False
         self._queue: deque[tuple[Decision, asyncio.Future[None]]] = deque()

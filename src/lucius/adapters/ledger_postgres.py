@@ -17,6 +17,7 @@ from lucius.adapters.postgres.presence import PostgresPresence
 from lucius.adapters.postgres.queries import PostgresReader
 from lucius.adapters.postgres.reviews import PostgresReviews
 from lucius.adapters.postgres.schema import MIGRATIONS, Migration
+from lucius.adapters.postgres.secrets import PostgresSecrets
 from lucius.adapters.postgres.versions import PostgresVersions
 from lucius.adapters.postgres.wakes import Wakes
 from lucius.adapters.postgres.writer import Writer
@@ -25,7 +26,7 @@ from lucius.core.model import Instant, Millis, OutboxRow
 from lucius.ports.clock import Clock
 from lucius.ports.errors import LedgerError
 from lucius.ports.ledger import IdempotencyRow, PendingQuery
-from lucius.ports.peers import Presence, Wake
+from lucius.ports.peers import Presence, SharedSecrets, Wake
 from lucius.ports.protocols import ProtocolVersion
 
 log = structlog.get_logger(__name__)
@@ -46,6 +47,7 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
         clock = DatabaseClock()
         self.clock: Clock | None = clock
         self.presence: Presence | None = PostgresPresence(database)
+        self.secrets: SharedSecrets | None = PostgresSecrets(database)
         self.on_commit: Callable[[Decision], None] | None = None
         self.on_flush: Callable[[int, float], None] | None = None
         self.on_wake: Callable[[Wake], None] | None = None

@@ -6,7 +6,6 @@ from msgspec import Struct
 
 from lucius.core.model import Instant, Millis
 
-
 ANY_LANE = -1
 
 
@@ -32,3 +31,10 @@ class Presence(Protocol):
 
     async def last_tick(self) -> Instant | None:
         """When an engine was at work last, for those who run none; None if there never was one."""
+
+
+class SharedSecrets(Protocol):
+    """What processes sign with that must believe each other."""
+
+    async def secret(self, name: str, made: str) -> str:
+        """The secret of that name: the one that was there, or else the one just made."""

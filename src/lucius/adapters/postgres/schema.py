@@ -172,6 +172,8 @@ _FIRST = (
     """,
     "CREATE TABLE protocol_revision (id integer PRIMARY KEY CHECK (id = 1), revision bigint NOT NULL)",
     "INSERT INTO protocol_revision (id, revision) VALUES (1, 0)",
+    # What replicas sign with, if the environment does not say: a token of one must be good with the others.
+    f"CREATE TABLE secrets (name {_KEY} PRIMARY KEY, value text NOT NULL)",
     # When an engine ticked last, and since when there was always one.
     """
     CREATE TABLE engine (

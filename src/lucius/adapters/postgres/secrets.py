@@ -1,0 +1,17 @@
+"""What all replicas sign with."""
+
+from lucius.adapters.postgres.database import Database
+
+
+class PostgresSecrets:
+    """Implements SharedSecrets."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def secret(self, name: str, made: str) -> str:
+        async with self._database.connection() as connection:
+            await connection.execute(
+                "INSERT INTO secrets (name, value) VALUES ($1, $2) ON CONFLICT DO NOTHING", name, made
+            )
+            return str(await connection.fetchval("SELECT value FROM secrets WHERE name = $1", name))
