@@ -2,6 +2,8 @@
 
 from lucius.adapters.postgres.database import Database
 
+_KEEP = "INSERT INTO secrets (name, value) VALUES ($1, $2) ON CONFLICT DO NOTHING"
+
 
 class PostgresSecrets:
     """Implements SharedSecrets."""
