@@ -3,6 +3,7 @@
 import re
 import secrets
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from lucius.cli.connection import Options
 from lucius.cli.errors import Misused, Unsuccessful, run
 from lucius.cli.jobs import AsJson, JobId
 from lucius.cli.serve import DataDir
-from lucius.core.model import TERMINAL_JOB, JobStatus, Millis
+from lucius.core.model import JobStatus, Millis
 from lucius.ports.archive import FinishedFilter
 from lucius.ports.clock import SystemClock
 from lucius.service.retention import Order, Retention, Summary, find, read, verify
@@ -31,14 +32,18 @@ SHARED_PAUSE = 0.1
 TOLD_EVERY = 2.0
 
 
+class Ended(StrEnum):
+    SUCCEEDED = "SUCCEEDED"
+    FAILED_FINAL = "FAILED_FINAL"
+    CANCELLED = "CANCELLED"
+
+
 @retention.command("run")
 def run_(
     ctx: typer.Context,
     older_than: Annotated[str, typer.Option(help="How long ago a job must have ended: 30d, 12h, 90m")] = "30d",
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's")] = None,
-    status: Annotated[
-        JobStatus | None, typer.Option(help="Only those that ended like this", case_sensitive=False)
-    ] = None,
+    status: Annotated[Ended | None, typer.Option(help="Only those that ended like this", case_sensitive=False)] = None,
     limit: Annotated[int | None, typer.Option(help="At most so many jobs", min=1)] = None,
     batch: Annotated[int, typer.Option(help="Jobs in one file and one transaction", min=1, max=10_000)] = 500,
     pause: Annotated[
@@ -61,7 +66,11 @@ def run_(
         settings, clock = _settings(ctx, data_dir), SystemClock()
         before = clock.now() - duration(older_than)
         order = Order(
-            where=FinishedFilter(before=before, tenant_id=tenant, status=_ended(status)),
+            where=FinishedFilter(
+                before=before,
+                tenant_id=tenant.strip().lower() if tenant else None,
+                status=JobStatus(status) if status else None,
+            ),
             limit=limit,
             batch=batch,
             pause=_pause(settings, pause),
@@ -115,12 +124,6 @@ def _settings(ctx: typer.Context, data_dir: Path | None) -> Settings:
     return load_settings(data_dir=data_dir or ctx.ensure_object(Options).data_dir)
 
 
-def _ended(status: JobStatus | None) -> JobStatus | None:
-    if status is not None and status not in TERMINAL_JOB:
-        raise Misused(f"--status must be one of {', '.join(sorted(TERMINAL_JOB))}: only jobs that ended are archived")
-    return status
-
-
 def _pause(settings: Settings, given: float | None) -> float:
     if given is not None:
         return given
@@ -136,11 +139,11 @@ class _Teller:
     def __call__(self, summary: Summary) -> None:
         if time.monotonic() - self._told >= TOLD_EVERY:
             self._told = time.monotonic()
-            render.err().print(f"{render.plural(summary.archived, 'job')}, {_megabytes(summary.bytes)} so far")
+            render.err().print(f"{render.plural(summary.archived, 'job')}, {_size(summary.bytes)} so far")
 
 
 def _sum_up(summary: Summary, place: str, dry_run: bool) -> None:
-    size, into = _megabytes(summary.bytes), render.plural(len(summary.files), "file")
+    size, into = _size(summary.bytes), render.plural(len(summary.files), "file")
     jobs = render.plural(summary.archived, "job")
     lines = [f"{jobs} ({size}) would be archived" if dry_run else f"{jobs} archived: {size} in {into} under {place}"]
     if summary.resumed:
@@ -157,5 +160,5 @@ def _sum_up(summary: Summary, place: str, dry_run: bool) -> None:
         render.out().print(line, soft_wrap=True)
 
 
-def _megabytes(n: int) -> str:
-    return f"{n / 1_000_000:.1f} MB"
+def _size(n: int) -> str:
+    return f"{n / 1_000:.1f} kB" if n < 1_000_000 else f"{n / 1_000_000:.1f} MB"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def run(*arguments: str) -> Any:
 def test_old_jobs_go_to_the_workspace(ids: list[str], tmp_path: Path) -> None:
     answer = lucius("retention", "run")
     assert answer.exit_code == 0, answer.stderr
-    assert answer.stdout.startswith("2 jobs archived: 0.0 MB in 1 file under ")
+    assert re.match(r"2 jobs archived: [0-9.]+ kB in 1 file under ", answer.stdout)
     (file,) = archive(tmp_path).glob("20*/*.jsonl")
     assert [json.loads(line)["jobId"] for line in file.read_text().splitlines()] == ids
     assert lucius("retention", "run").stdout.startswith("0 jobs archived")
@@ -53,7 +54,7 @@ def test_how_old_is_a_matter_of_choice(ids: list[str]) -> None:
 def test_others_are_left_alone(ids: list[str]) -> None:
     assert run("--tenant", "bolt")["archived"] == 0
     assert run("--status", "cancelled")["archived"] == 0
-    assert run("--status", "succeeded", "--tenant", "acme", "--dry-run")["archived"] == 2
+    assert run("--status", "succeeded", "--tenant", "ACME ", "--dry-run")["archived"] == 2
 
 
 def test_an_archived_job_can_be_shown(ids: list[str]) -> None:
@@ -103,7 +104,7 @@ def test_a_folder_without_a_ledger_is_told_and_stays_without(tmp_path: Path) -> 
     ("arguments", "env", "said"),
     [
         (["--older-than", "soon"], {}, "--older-than must be a number with s, m, h, d or w"),
-        (["--status", "IN_PROGRESS"], {}, "only jobs that ended are archived"),
+        (["--status", "IN_PROGRESS"], {}, "'IN_PROGRESS' is not one of"),
         ([], {"LUCIUS_LEDGER_URL": "memory:"}, "nothing to archive in 'memory'"),
         ([], {"LUCIUS_WORKSPACE_ROOT": "blob://container"}, "--archive DIR"),
     ],
