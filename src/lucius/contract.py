@@ -357,12 +357,14 @@ class OutboxRetried(Struct, frozen=True, kw_only=True):
 
 class ServiceBacklog(Struct, frozen=True, kw_only=True):
     """What a service has before it: `pending` waits for nothing but a service that takes it, and by lane in `lanes`;
-    `unacked` was handed over and not picked up. What a backoff or a pause keeps back is in neither."""
+    `unacked` was handed over and not picked up. What a backoff or a pause keeps back is in neither. `oldest_at` is
+    when the oldest that waits was put there."""
 
     service: str
     pending: int
     unacked: int
     lanes: dict[str, int]
+    oldest_at: Timestamp | None
 
 
 class BacklogList(Struct, frozen=True, kw_only=True):

@@ -444,6 +444,19 @@ class TestCosts:
             await together(ledger, *(dispatch(f"later-{n}-{k}", next_attempt_at=9_000) for k in range(500)))
         assert await work() <= few * 1.1 + 1
 
+    async def test_what_waits_is_not_read_to_say_since_when(self, ledger: SqliteLedger) -> None:
+        async def work() -> int:
+            with work_counted(ledger) as ticks:
+                assert await ledger.backlog(5_000) == {"ocr": 300}
+            return len(ticks)
+
+        await together(ledger, dispatch("first", created_at=300), dispatch("later", next_attempt_at=9_000))
+        few = await work()
+        for n in range(5):
+            await together(ledger, *(dispatch(f"many-{n}-{k}") for k in range(200)))
+            await together(ledger, *(dispatch(f"later-{n}-{k}", next_attempt_at=9_000) for k in range(200)))
+        assert await work() <= few * 1.1 + 1
+
     async def test_who_waits_for_a_backoff_is_not_looked_at_again_and_again(self, ledger: SqliteLedger) -> None:
         names = [f"t{n}" for n in range(100)]
         asked = {name: command(name, tenant_id=name) for name in names}

@@ -219,7 +219,7 @@ async def backlog_reader(principal: Annotated[Principal, Depends(principal_of)],
 @router.get("/v1/backlog", tags=["operations"], **answers(contract.BacklogList, 401, 403))
 async def list_backlogs(who: Reader, runtime: Wired) -> Response:
     """What every service has before it, of all tenants. As cheap as it looks, so it can be asked often."""
-    return ok(contract.BacklogList(services=await every_backlog(runtime.store)))
+    return ok(contract.BacklogList(services=await every_backlog(runtime.store, runtime.clock.now())))
 
 
 @router.get("/v1/services/{service}/backlog", tags=["operations"], **answers(contract.ServiceBacklog, 401, 403, 422))
@@ -227,4 +227,4 @@ async def get_backlog(
     service: ServiceName, who: Annotated[Principal, Depends(backlog_reader)], runtime: Wired
 ) -> Response:
     """What a service has before it, of all tenants: made for autoscalers. 0 for one that has nothing to do."""
-    return ok(await backlog_of(runtime.store, service))
+    return ok(await backlog_of(runtime.store, service, runtime.clock.now()))

@@ -1,27 +1,34 @@
 """What services have before them, for those who decide how many replicas run. Read from counters, never counted."""
 
+from collections.abc import Iterable
+
 from lucius.contract import ServiceBacklog
 from lucius.core.counters import pending_by_lane, unacked_by_service
+from lucius.core.model import Instant
 from lucius.ports.ledger import Reader
+from lucius.service.timestamps import timestamp
 
 
-async def backlog_of(reader: Reader, service: str) -> ServiceBacklog:
+async def backlog_of(reader: Reader, service: str, now: Instant) -> ServiceBacklog:
     """Nothing is known of a service that has nothing to do: it has a backlog of 0, whether it exists or not."""
-    counters = await reader.counters()
-    return _backlog(service, pending_by_lane(counters), unacked_by_service(counters))
+    (found,) = await _backlogs(reader, now, (service,))
+    return found
 
 
-async def every_backlog(reader: Reader) -> list[ServiceBacklog]:
-    counters = await reader.counters()
+async def every_backlog(reader: Reader, now: Instant) -> list[ServiceBacklog]:
+    return await _backlogs(reader, now, None)
+
+
+async def _backlogs(reader: Reader, now: Instant, services: Iterable[str] | None) -> list[ServiceBacklog]:
+    counters, oldest = await reader.counters(), await reader.backlog(now)
     pending, unacked = pending_by_lane(counters), unacked_by_service(counters)
-    return [_backlog(service, pending, unacked) for service in sorted({*pending, *unacked})]
-
-
-def _backlog(service: str, pending: dict[str, dict[int, int]], unacked: dict[str, int]) -> ServiceBacklog:
-    lanes = pending.get(service, {})
-    return ServiceBacklog(
-        service=service,
-        pending=sum(lanes.values()),
-        unacked=unacked.get(service, 0),
-        lanes={str(lane): n for lane, n in sorted(lanes.items())},
-    )
+    return [
+        ServiceBacklog(
+            service=service,
+            pending=sum(pending.get(service, {}).values()),
+            unacked=unacked.get(service, 0),
+            lanes={str(lane): n for lane, n in sorted(pending.get(service, {}).items())},
+            oldest_at=timestamp(oldest[service]) if service in oldest else None,
+        )
+        for service in (sorted({*pending, *unacked}) if services is None else services)
+    ]

@@ -18,21 +18,30 @@ def with_keys(api: Api, **keys: tuple[Scope, str | None]) -> None:
 
 
 async def test_what_waits_for_a_service_is_told_by_lane(api: Api) -> None:
-    for number in range(3):
-        await api.submit(idempotency_key=f"k{number}")
+    await api.submit(idempotency_key="k1")
+    api.clock.advance(5)
+    second = await api.submit(idempotency_key="k2")
+    api.clock.advance(5)
+    await api.submit(idempotency_key="k3")
     elsewhere = await api.submit(idempotency_key="other", doc_id="a-document", mode="BURST")
     lane = str((await api.step(elsewhere))["lane"])
     assert lane != LANE_OF_ACME
     await api.pull(max=1, lanes=[int(LANE_OF_ACME)])
     said = (await api.get("/v1/services/ocr/backlog")).ok()
-    assert said == {"service": "ocr", "pending": 3, "unacked": 1, "lanes": {LANE_OF_ACME: 2, lane: 1}}
+    assert said == {
+        "service": "ocr",
+        "pending": 3,
+        "unacked": 1,
+        "lanes": {LANE_OF_ACME: 2, lane: 1},
+        "oldest_at": (await api.job(second))["created_at"],
+    }
     assert (await api.get("/v1/backlog")).ok() == {"services": [said]}
 
 
 async def test_a_service_with_nothing_to_do_has_a_backlog_of_nothing(api: Api) -> None:
     job_id = await api.submit()
     await api.finish(job_id)
-    nothing = {"service": "ocr", "pending": 0, "unacked": 0, "lanes": {}}
+    nothing = {"service": "ocr", "pending": 0, "unacked": 0, "lanes": {}, "oldest_at": None}
     assert (await api.get("/v1/services/ocr/backlog")).ok() == nothing
     assert (await api.get("/v1/backlog")).ok() == {"services": []}
 

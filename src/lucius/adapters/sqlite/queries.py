@@ -43,10 +43,9 @@ STORED_ATTEMPTS = """
 """
 ATTEMPTS = "SELECT body FROM attempts WHERE job = (SELECT id FROM jobs WHERE job_id = ?)"
 QUARANTINED = "SELECT id, body FROM quarantine WHERE job = (SELECT id FROM jobs WHERE job_id = ?)"
-BACKLOG = """
-    SELECT service, min(iif(claimed = 1 OR next_attempt_at > ?, NULL, created_at))
-    FROM outbox WHERE status = 'PENDING' GROUP BY service
-"""
+_OLDEST = "SELECT created_at FROM outbox WHERE status = 'PENDING' AND service = ? AND claimed = 0 AND tenant_id = ?"
+OLDEST_AT_ONCE = f"{_OLDEST} AND next_attempt_at IS NULL ORDER BY seq LIMIT 1"
+OLDEST_BY_NOW = f"{_OLDEST} AND next_attempt_at <= ? ORDER BY next_attempt_at, seq LIMIT 1"
 JOB_BY_ID = """
     SELECT commands.body, jobs.body FROM jobs JOIN commands ON commands.job = jobs.id WHERE jobs.id = ?
 """
@@ -126,7 +125,15 @@ class SqliteReader:
         return dict(self._mirror.counters)
 
     async def backlog(self, now: Instant) -> dict[str, Instant]:
-        return {service: oldest for service, oldest in self._store.rows(BACKLOG, (now,)) if oldest is not None}
+        """A probe for each tenant of a service, and none for their rows."""
+        ready, later = (waiting.takers(None, frozenset()) for waiting in (self._mirror.ready, self._mirror.later))
+        found = [(taker, self._store.row(OLDEST_AT_ONCE, taker)) for taker, _ in ready]
+        found += [(taker, self._store.row(OLDEST_BY_NOW, (*taker, now))) for taker, _ in later]
+        oldest: dict[str, Instant] = {}
+        for taker, row in found:
+            if row is not None:
+                oldest[taker.service] = min(row[0], oldest.get(taker.service, row[0]))
+        return oldest
 
 
 def listing(
