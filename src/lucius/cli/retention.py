@@ -28,7 +28,7 @@ ArchiveDir = Annotated[
     Path | None, typer.Option("--archive", help="Folder of the archive; lucius/_archive in the workspace if absent")
 ]
 UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
-SHARED_PAUSE = 0.1
+SHARED_PAUSE = 0.5
 TOLD_EVERY = 2.0
 
 
@@ -47,7 +47,7 @@ def run_(
     limit: Annotated[int | None, typer.Option(help="At most so many jobs", min=1)] = None,
     batch: Annotated[int, typer.Option(help="Jobs in one file and one transaction", min=1, max=10_000)] = 500,
     pause: Annotated[
-        float | None, typer.Option(help="Seconds between batches; 0.1 if absent where servers may be at work", min=0)
+        float | None, typer.Option(help="Seconds between batches; 0.5 if absent where servers may be at work", min=0)
     ] = None,
     gzip: Annotated[bool, typer.Option("--gzip", help="Compress the files")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be archived")] = False,

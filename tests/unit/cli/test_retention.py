@@ -4,12 +4,15 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lucius.adapters.sqlite.store import Store
+from lucius.service.retention import Order, Retention, Summary
 from tests.support.clock import ManualClock
 from tests.support.finished import make_finished
 from tests.unit.cli.support import lucius
@@ -57,8 +60,32 @@ def test_others_are_left_alone(ids: list[str]) -> None:
     assert run("--status", "succeeded", "--tenant", "ACME ", "--dry-run")["archived"] == 2
 
 
+@pytest.mark.parametrize(
+    ("ledger", "arguments", "paused"),
+    [("sqlite:///x", [], 0), ("postgresql://h/d", [], 0.5), ("postgresql://h/d", ["--pause", "2"], 2)],
+)
+def test_a_run_beside_servers_takes_its_time(
+    ledger: str, arguments: list[str], paused: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders: list[Order] = []
+
+    async def note(self: Retention, order: Order) -> Summary:
+        orders.append(order)
+        return Summary()
+
+    @asynccontextmanager
+    async def no_jobs(settings: object) -> AsyncIterator[None]:
+        yield None
+
+    monkeypatch.setattr(Retention, "run", note)
+    monkeypatch.setattr("lucius.wiring.open_finished_jobs", no_jobs)
+    answer = lucius("retention", "run", *arguments, env={"LUCIUS_LEDGER_URL": ledger})
+    assert answer.exit_code == 0, answer.stderr
+    assert [order.pause for order in orders] == [paused]
+
+
 def test_an_archived_job_can_be_shown(ids: list[str]) -> None:
-    run("--gzip")
+    assert [Path(name).suffix for name in run("--gzip")["files"]] == [".gz"]
     answer = lucius("retention", "show", ids[1])
     assert answer.exit_code == 0, answer.stderr
     assert json.loads(answer.stdout)["job"]["command"]["idempotency_key"] == "key-1"
