@@ -41,7 +41,7 @@ def conformance(
     ack_seconds: Annotated[float, typer.Option(help="From hand-over to the ACK deadline")] = 3.0,
     start_seconds: Annotated[float, typer.Option(help="From a start to the first pull")] = 30.0,
     side_by_side: Annotated[int, typer.Option(help="Cases at a time", min=1, max=32)] = 4,
-    bus: Annotated[str, typer.Option(help="How directives reach the service; only local: so far")] = "local:",
+    bus: Annotated[str, typer.Option(help="How directives reach the service: local: or redis://…")] = "local:",
     env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="For the service")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A WARN fails too")] = False,
     keep: Annotated[Path | None, typer.Option(help="Leave each case's log, files and requests in this folder")] = None,

@@ -120,6 +120,8 @@ class Book:
     def __init__(self, on_news: Callable[[], None]) -> None:
         self.attempts: dict[Key, Attempt] = {}
         self.said: list[Said] = []
+        self.implied: Callable[[Attempt], None] = lambda _: None
+        """A callback came of an attempt that nobody was seen to take: whoever sent it hears that somebody did."""
         self._by_token: dict[str, Attempt] = {}
         self._on_news = on_news
 
@@ -172,6 +174,9 @@ class Book:
 
     def _enter(self, said: Said) -> None:
         self.said.append(said)
+        attempt = self._by_token.get(said.token)
+        if attempt is not None and not attempt.handed_over:
+            self.implied(attempt)
         said.refusal = self._refusal(said)
 
     def _refusal(self, said: Said) -> Answer | None:

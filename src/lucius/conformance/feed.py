@@ -1,7 +1,7 @@
 """How directives reach the service under test.
 
-A `Feed` is all that the cases know of a bus. `local:` is the only one so far: there the service pulls from the kit's
-own server. A broker would be a second implementation, which publishes instead of queueing.
+A `Feed` is all that the cases know of a bus. Over `local:` the service pulls from the kit's own server; over
+`redis://` the kit publishes, and sees what is taken.
 """
 
 import asyncio
@@ -29,6 +29,10 @@ class Parcel(Struct, frozen=True, eq=False):
 class Feed(Protocol):
     url: str
     """LUCIUS_BUS_URL of the service."""
+    pulled_over_http: bool
+    """Whether there are requests to be seen, and to be answered otherwise than asked for."""
+
+    async def open(self) -> None: ...
 
     def send(self, parcel: Parcel) -> None:
         """On its way; the book is told when it has been handed over."""
@@ -36,11 +40,20 @@ class Feed(Protocol):
     def waiting(self) -> int:
         """How much has not been handed over."""
 
+    def asked_since(self, at: float) -> bool:
+        """Whether the service has come for directives, where no request tells it."""
+
+    def surprise(self) -> BaseException | None:
+        """What went wrong in here, and is nobody's fault but the kit's."""
+
+    async def close(self) -> None: ...
+
 
 class LocalFeed:
     """A queue that pulls empty. The server asks it; `on_hand_over` hears what left."""
 
     url = "local:"
+    pulled_over_http = True
 
     def __init__(self, on_hand_over: Callable[[Attempt], None]) -> None:
         self._queue: list[Parcel] = []
@@ -54,6 +67,18 @@ class LocalFeed:
     def waiting(self) -> int:
         """How much has not been handed over."""
         return len(self._queue)
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def asked_since(self, at: float) -> bool:
+        return False  # the server knows
+
+    def surprise(self) -> BaseException | None:
+        return None
 
     async def arrival(self, seconds: float) -> None:
         """Until something is there, or so long."""
@@ -72,7 +97,7 @@ class LocalFeed:
         self._queue = [parcel for parcel in self._queue if parcel not in taken]
         for parcel in taken:
             if parcel.attempt is not None:
-                _stamp(parcel.attempt)
+                stamp(parcel.attempt)
                 self._on_hand_over(parcel.attempt)
         return [parcel.message for parcel in taken]
 
@@ -81,13 +106,16 @@ def _fits(parcel: Parcel, lanes: list[int] | None) -> bool:
     return lanes is None or parcel.attempt is None or parcel.attempt.directive["lane"] in lanes
 
 
-def _stamp(attempt: Attempt) -> None:
+def stamp(attempt: Attempt) -> None:
     """The ACK deadline runs from the first hand-over; a message that comes again is the same message."""
     if not attempt.handed_over:
         attempt.directive["ack_deadline"] = soon(attempt.ack_seconds)
 
 
-def check_bus(url: str) -> None:
+def check_bus(url: str, service: str | None) -> None:
     """Raises Misuse for a bus the kit can't feed."""
-    if url != "local:":
-        raise Misuse(f"the kit feeds services over local: only, not over {url}; run it with LUCIUS_BUS_URL=local:")
+    scheme = url.partition(":")[0]
+    if scheme not in ("local", "redis", "rediss", "unix"):
+        raise Misuse(f"the kit feeds services over local: and redis://, not over {scheme}:")
+    if scheme != "local" and not service:
+        raise Misuse(f"over {scheme}: nobody tells which service it is: say --service")

@@ -30,7 +30,7 @@ def options_of(
     keep: Path | None = None,
 ) -> Options:
     """Raises Misuse, which names the option."""
-    check_bus(bus)
+    check_bus(bus, service)
     if ack_seconds < SHORTEST_ACK:
         raise Misuse(f"--ack-seconds must be at least {SHORTEST_ACK:g}")
     return Options(

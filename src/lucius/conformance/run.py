@@ -16,6 +16,7 @@ from lucius.conformance import process
 from lucius.conformance.book import now
 from lucius.conformance.cases import Case, all_cases
 from lucius.conformance.feed import check_bus
+from lucius.conformance.feed_redis import check_redis
 from lucius.conformance.model import (
     SCHEMA,
     CaseReport,
@@ -59,7 +60,9 @@ async def run(
     pace: Pace | None = None,
 ) -> Report:
     """All of them, however they end. `pace` is measured unless it is given. Raises Misuse."""
-    check_bus(options.bus)
+    check_bus(options.bus, options.service)
+    if options.bus != "local:":
+        check_redis()
     began, at = now(), datetime.now(UTC)
     with ExitStack() as stack:
         if options.keep is None:
@@ -159,6 +162,8 @@ class _Troupe:
 
     async def _outcome(self, case: Case, stage: Stage) -> tuple[Outcome, str]:
         seconds = case_seconds(self.pace)
+        if case.about_pulls and not stage.feed.pulled_over_http:
+            return Outcome.SKIPPED, "it is about pulls over HTTP, and there are none on this bus"
         try:
             await stage.open()
             async with asyncio.timeout(seconds):

@@ -13,6 +13,7 @@ from lucius.conformance import process
 from lucius.conformance.book import Attempt, Book, now
 from lucius.conformance.directives import Maker
 from lucius.conformance.feed import Feed, LocalFeed, Parcel
+from lucius.conformance.feed_redis import RedisFeed
 from lucius.conformance.model import Failed, NotShown, Options, Pace
 from lucius.conformance.process import ServiceProcess, exit_words
 from lucius.conformance.server import Orchestrator
@@ -49,9 +50,9 @@ class Stage:
         self._key = secrets.token_urlsafe(24)
         self.book = Book(self._news.set)
         local = LocalFeed(self.book.handed_over)
-        self.feed: Feed = local
         self.server = Orchestrator(self.book, local, self._key, self._news.set)
         self.server.service = options.service or (pace.service if pace else None)
+        self.feed: Feed = local if options.bus == "local:" else self._redis(options)
         self.process: ServiceProcess | None = None
         self.may_end = False
         """Whether the process may go without being told."""
@@ -61,12 +62,20 @@ class Stage:
         for name in ("data", "blobs", "workspace", "output"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         await self.server.start()
+        await self.feed.open()
+
+    def _redis(self, options: Options) -> Feed:
+        assert self.server.service is not None
+        feed = RedisFeed(options.bus, self.server.service, self.book.handed_over)
+        self.book.implied = feed.was_taken
+        return feed
 
     async def close(self) -> None:
         if self.process is not None:
             self.may_end = True
             await self.process.kill()
         await self.server.away()
+        await self.feed.close()
         if self.options.keep is not None:
             self._write_down()
 
@@ -80,12 +89,14 @@ class Stage:
         self.slow = (measured or slow) if slow else 0.0
         began = now()
         self.process = await process.start(self.options.command, self._environment(), self.log, self._news.set)
-        if await self.until(lambda: any(pull.at >= began for pull in self.server.pulls), self.options.start_seconds):
+        if await self.until(lambda: self._came_for_work(began), self.options.start_seconds):
             return
-        raise Failed(
-            f"a pull within {self.options.start_seconds:g} s of the start",
-            f"POST /v1/services/{self.server.service or '{service}'}/directives:pull never came",
-        )
+        service = self.server.service or "{service}"
+        never = f"POST /v1/services/{service}/directives:pull" if self.feed.pulled_over_http else "XREADGROUP"
+        raise Failed(f"a pull within {self.options.start_seconds:g} s of the start", f"{never} never came")
+
+    def _came_for_work(self, since: float) -> bool:
+        return any(pull.at >= since for pull in self.server.pulls) or self.feed.asked_since(since)
 
     def _environment(self) -> dict[str, str]:
         """What the author has exported for a real deployment must not lead the service there."""
@@ -256,8 +267,8 @@ class Stage:
 
     def check_manners(self) -> None:
         """What must hold in every case, whatever it is about. Raises Failed."""
-        if self.server.surprise is not None:
-            raise self.server.surprise
+        if surprise := self.server.surprise or self.feed.surprise():
+            raise surprise
         if faults := [*self.book.faults(), *self.server.faults]:
             more = f" ({len(faults)} of this kind)" if len(faults) > 1 else ""
             raise Failed("callbacks that fit the contract and carry their own attempt's token", f"{faults[0]}{more}")

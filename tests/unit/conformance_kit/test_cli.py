@@ -59,7 +59,7 @@ def test_misuse_is_one_line_and_exit_code_2() -> None:
     for arguments, words in [
         ([], "--service-command"),
         (["--case", "nonsense"], "there is no case 'nonsense'"),
-        (["--bus", "redis://x"], "over local: only"),
+        (["--bus", "kafka://x"], "not over kafka:"),
         (["--payload", "x"], "--payload is not JSON"),
         (["--report", "/dev/null/x"], "can't write --report"),
     ]:

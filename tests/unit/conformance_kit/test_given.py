@@ -28,7 +28,8 @@ def test_a_payload_may_come_from_a_file(tmp_path: Path) -> None:
         ({"bad_payload": "@/no/such"}, "can't read --bad-payload from /no/such"),
         ({"input_file": "/no/such"}, "--input: there is no file"),
         ({"env": ["A"]}, "--env 'A' is not NAME=VALUE"),
-        ({"bus": "redis://localhost"}, "over local: only, not over redis://localhost"),
+        ({"bus": "kafka://localhost"}, "over local: and redis://, not over kafka:"),
+        ({"bus": "redis://localhost"}, "say --service"),
         ({"ack_seconds": 0.5}, "--ack-seconds must be at least 2"),
     ],
 )

@@ -21,6 +21,8 @@ class Case(Struct, frozen=True, kw_only=True):
     """About how long it takes: the longest are started first."""
     mostly_waits: bool = False
     """Takes nobody's place while it does."""
+    about_pulls: bool = False
+    """Over HTTP, so that there is nothing to see of it where a broker is asked."""
 
     @property
     def read(self) -> str:

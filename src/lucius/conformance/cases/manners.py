@@ -107,6 +107,12 @@ CASES = [
         play=backpressure,
         seconds=5.5,
     ),
-    Case(id="idle", title="It asks politely when there is nothing to do", play=idle, seconds=5.5),
-    Case(id="refused-key", title="It ends or backs off when its key is refused", play=refused_key, seconds=2.0),
+    Case(id="idle", title="It asks politely when there is nothing to do", play=idle, seconds=5.5, about_pulls=True),
+    Case(
+        id="refused-key",
+        title="It ends or backs off when its key is refused",
+        play=refused_key,
+        seconds=2.0,
+        about_pulls=True,
+    ),
 ]

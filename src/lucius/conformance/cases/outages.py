@@ -209,7 +209,13 @@ CASES = [
     Case(
         id="ack-repeated", title="An ACK answered 503 is repeated before its deadline", play=ack_repeated, seconds=1.5
     ),
-    Case(id="pull-errors", title="A pull answered 503 is repeated, with pauses", play=pull_errors, seconds=6.0),
+    Case(
+        id="pull-errors",
+        title="A pull answered 503 is repeated, with pauses",
+        play=pull_errors,
+        seconds=6.0,
+        about_pulls=True,
+    ),
     Case(id="answer-lost", title="A RESULT whose answer was lost is sent again", play=answer_lost, seconds=2.5),
     Case(
         id="orchestrator-restart",

@@ -1,0 +1,56 @@
+"""The kit over a real Redis: the same cases, and the same verdicts."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from lucius.conformance.model import Misuse, Outcome, Pace
+from lucius.conformance.run import choose, run
+from tests.support.redis import RedisServer
+from tests.unit.conformance_kit.support import options
+
+SDK = [sys.executable, "-m", "lucius.cli", "service", "ocr"]
+CASES = ["ack", "duplicate-running", "malformed", "killed-mid-step", "graceful-stop", "idle"]
+FORGETFUL = [
+    sys.executable,
+    "-c",
+    "import os, time, redis\n"
+    "url, _, query = os.environ['LUCIUS_BUS_URL'].partition('?')\n"
+    "prefix = query.removeprefix('prefix=').replace('%3A', ':')\n"
+    "streams = {f'{prefix}global-bus-p{lane}:ocr': '>' for lane in range(16)}\n"
+    "bus = redis.Redis.from_url(url)\n"
+    "for stream in streams: bus.xgroup_create(stream, 'ocr', '0', mkstream=True)\n"
+    "while True: bus.xreadgroup('ocr', 'me', streams, block=1000)\n",
+]
+"""Takes directives and says nothing."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis")).start()
+    yield server
+    server.stop()
+
+
+async def test_a_service_of_the_sdk_passes_and_what_is_about_pulls_is_skipped(server: RedisServer) -> None:
+    given = options(SDK, bus=server.url, service="ocr", bad_payload=None, patience=15.0, ack_seconds=6.0)
+    report = await run(given, choose(CASES), pace=Pace(service="ocr"))
+    assert {case.id: case.outcome for case in report.cases if case.outcome is not Outcome.PASS} == {
+        "idle": Outcome.SKIPPED
+    }, report.cases
+    with redis.Redis.from_url(server.url) as client:
+        assert client.keys("*") == [], "nothing is left behind"
+
+
+async def test_a_service_that_says_nothing_fails(server: RedisServer) -> None:
+    given = options(FORGETFUL, bus=server.url, service="ocr", patience=1.0)
+    (case,) = (await run(given, choose(["result"]), pace=Pace(service="ocr"))).cases
+    assert (case.outcome, "nothing was heard of it" in case.seen) == (Outcome.FAIL, True), case
+
+
+@pytest.mark.parametrize(("bus", "says"), [("kafka:", "not over kafka:"), ("redis://h", "say --service")])
+async def test_what_it_can_not_feed_is_said(bus: str, says: str) -> None:
+    with pytest.raises(Misuse, match=says):
+        await run(options(SDK, bus=bus), choose(["result"]))
