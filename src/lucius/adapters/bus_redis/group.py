@@ -180,7 +180,7 @@ class Group:
     async def _touch_forever(self) -> None:
         failures = 0
         while True:
-            ceiling = self._idle_seconds / 3 if not failures else min(self._idle_seconds / 6, 0.1 * 2.0**failures)
+            ceiling = self._idle_seconds / 3 if not failures else min(self._idle_seconds / 12, 0.1 * 2.0**failures)
             await asyncio.sleep(ceiling * (0.75 + 0.25 * self._chance()))
             try:
                 await self._touch()

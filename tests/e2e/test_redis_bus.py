@@ -1,0 +1,74 @@
+"""Jobs over a real Redis: a control plane, two processes of services, and a kill -9 in the middle."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.e2e.support import KEY, REPO, Stack, Zygote, until
+from tests.support.redis import RedisServer
+
+JOBS = 12
+IDLE = 1.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    server = RedisServer(folder).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def stack(forks: Zygote, tmp_path: Path, server: RedisServer) -> Iterator[Stack]:
+    url = f"{server.url}?idle={IDLE}"
+    with contextlib.closing(Stack(forks, tmp_path, LUCIUS_BUS_URL=url, LUCIUS_SWEEP_INTERVAL="0.05")) as stack:
+        stack.serve()
+        yield stack
+
+
+@contextlib.contextmanager
+def services(stack: Stack, name: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """As an operator would start them, each process on a machine of its own: no folder is shared."""
+    command = [sys.executable, "-m", "lucius.cli", "service", "ocr", "embedding", "sis"]
+    env = {**os.environ, **stack.env, "LUCIUS_API_KEY": KEY, "LUCIUS_DATA_DIR": str(stack.folder / name)}
+    with (stack.logs / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=REPO, env={**env, "LUCIUS_SERVICE_DELAY": "0.3"}, stdout=log, stderr=log
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_jobs_go_on_though_a_service_is_killed(stack: Stack, server: RedisServer) -> None:
+    with services(stack, "one") as one, services(stack, "two") as two:
+        submitted = [stack.api.submit(stack.command(number, "OCR_EMBEDDING_SIS")) for number in range(JOBS)]
+        until(
+            lambda: any(stack.api.step(job, "embedding")["status"] == "PROCESSING" for job in submitted),
+            "work is at hand",
+        )
+        one.kill()
+
+        def ended() -> bool:
+            return all(stack.api.get(f"/v1/jobs/{job}")["status"] == "SUCCEEDED" for job in submitted)
+
+        until(ended, f"every job succeeds; log: {stack.log('two')}", 60)
+        two.terminate()
+        assert two.wait(30) == 0
+    for job in submitted:
+        steps = stack.api.get(f"/v1/jobs/{job}")["steps"]
+        assert [step["attempt_no"] for step in steps] == [1, 1, 1], "the bus, not a lease, brought it forward"
+    with redis.Redis.from_url(server.url) as client:
+        keys: Any = client.keys("lucius:*")
+        assert {key: client.xlen(key) for key in keys} == dict.fromkeys(keys, 0)
