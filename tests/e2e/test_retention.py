@@ -65,6 +65,7 @@ def test_every_job_is_archived_once_however_often_the_run_is_killed(postgres_url
     until(lambda: _ended_well(_run(postgres_url, archive)), "a run that comes to its end")
     assert sorted(_archived(archive)) == sorted(f"job-{n}" for n in range(JOBS))
     assert asyncio.run(_left(postgres_url)) == []
+    assert list(archive.glob("pending/*")) == []
 
 
 def _writing(run: "subprocess.Popen[str]", archive: Path) -> "subprocess.Popen[str] | None":
