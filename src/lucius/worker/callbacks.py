@@ -160,6 +160,11 @@ class CallbackSender:
         """`body` is an encoded ResultCallback. Worth sending for long after the lease: it is still recorded."""
         self._send("result", directive, body, directive.lease_seconds + self._late_window, on_delivery)
 
+    @property
+    def cut_off(self) -> bool:
+        """Something is to be said, and the last time nobody listened."""
+        return self._failures > 0 and self.undelivered > 0
+
     async def undelivered_below(self, limit: int) -> None:
         while self.undelivered >= limit:
             self._settled.clear()

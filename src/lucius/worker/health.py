@@ -51,12 +51,18 @@ class Health:
         return not stuck, said
 
     async def ready(self) -> tuple[bool, dict[str, Any]]:
-        """Whether each service's last pull was answered, and what its author checks is there."""
+        """Whether each service's last pull was answered, callbacks are taken, and what its author checks is there."""
         services = {name: runtime.ready for name, runtime in self._runtimes.items()}
         said = await asyncio.gather(*(check.ask() for check in self._checks.values()))
         checks = dict(zip(self._checks, said, strict=True))
-        good = bool(services) and all(services.values()) and all(said == "ok" for said in checks.values())
-        return good, {"status": "ok" if good else "unavailable", "services": services, "checks": checks}
+        cut_off = self._sender.cut_off
+        good = bool(services) and all(
+            (*services.values(), *(answer == "ok" for answer in checks.values()), not cut_off)
+        )
+        told: dict[str, Any] = {"status": "ok" if good else "unavailable", "services": services, "checks": checks}
+        if cut_off:
+            told["callbacks"] = f"{self._sender.undelivered} wait: the control plane does not answer"
+        return good, told
 
     def metrics(self) -> bytes:
         for name, runtime in self._runtimes.items():

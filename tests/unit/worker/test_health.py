@@ -72,6 +72,24 @@ async def test_a_process_is_live_and_ready_once_each_service_was_answered() -> N
         assert (await asked.get("/other"))[0] == 404
 
 
+async def test_a_process_whose_callbacks_nobody_takes_is_not_ready(orchestrator: FakeOrchestrator) -> None:
+    async with Transport() as transport:
+        sender = CallbackSender(orchestrator.url, transport)
+        known: dict[str, Any] = {"ocr": FakeRuntime()}
+        about_it = Health([Service("ocr")], known, sender, Metrics())
+        sending = asyncio.create_task(sender.run())
+        assert (await about_it.ready())[0]
+        await orchestrator.stop()
+        sender.ack(directive(orchestrator.url, ack_deadline=FAR), lambda _: None)
+        await until(lambda: sender.cut_off)
+        good, said = await about_it.ready()
+        assert (good, said["callbacks"]) == (False, "1 wait: the control plane does not answer")
+        await orchestrator.start(orchestrator.port)
+        await until(lambda: not sender.cut_off)
+        assert (await about_it.ready())[0]
+        sending.cancel()
+
+
 async def test_before_anything_serves_a_process_is_live_and_not_ready() -> None:
     async with serving(about(Service("ocr"))) as asked:
         assert (await asked.json("/healthz"))[0] == 200
