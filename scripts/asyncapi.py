@@ -17,7 +17,13 @@ Lucius asks platform services for work with directives and takes their answers o
 A directive goes to the topic of its lane. A service subscribes to the lanes it serves, takes the messages whose
 `service` is its own, ignores one it has had already (by `jobId, stepId, attempt_no, lease_id`), and calls back: ack
 when it takes it, heartbeat while it works, result when it is done. Each callback is a POST with the directive's
-`callback_token` as bearer token. Fields may be added to every message: ignore those you do not know."""
+`callback_token` as bearer token. Fields may be added to every message: ignore those you do not know.
+
+On `redis://` a topic has one stream for each service, `lucius:{topic}:{service}` (the prefix is the bus URL's), with
+one consumer group, named after the service. An entry has the message as `directive`, and `job_id, step_id, tenant_id,
+attempt_no, lease_id` beside it; there are no other headers. It is acknowledged and deleted (XACK, XDEL) once its result
+was answered, touched (XCLAIM JUSTID) by whoever is at work, and claimed by others when it was not for 60 s. What was
+delivered five times, or can't be read, goes to the stream `lucius:dead`: the ids, `reason` and `deliveries`."""
 
 DIRECTIVE: Json = {
     "message_id": "01JAZ3Y8Q5W2R7T9V1X4B6D8F0/ocr/1",
@@ -102,6 +108,7 @@ def _topics() -> Json:
             "description": "`LUCIUS_TOPIC_LAYOUT=shared`, the default.",
             "messages": message,
             "parameters": {"lane": lane},
+            "bindings": {"redis": {}},
         },
         "isolated": {
             "address": "global-{mode}-p{lane}",
@@ -109,6 +116,7 @@ def _topics() -> Json:
             "description": "`LUCIUS_TOPIC_LAYOUT=isolated`: BURST traffic cannot hold up the rest.",
             "messages": message,
             "parameters": {"lane": lane, "mode": mode},
+            "bindings": {"redis": {}},
         },
     }
 

@@ -364,9 +364,9 @@ class TestTrouble:
         (work,) = await pulled(busy)
         await idle.pull(1, 0)
         with bus.server.frozen():
-            await asyncio.sleep(1.5)
             with pytest.raises(BusDown):
                 await idle.pull(1, 0)
+            await asyncio.sleep(1.5)
         assert await idle.pull(1, 2) == []
         assert await busy.settle([work]) == [True]
 

@@ -72,3 +72,17 @@ def test_jobs_go_on_though_a_service_is_killed(stack: Stack, server: RedisServer
     with redis.Redis.from_url(server.url) as client:
         keys: Any = client.keys("lucius:*")
         assert {key: client.xlen(key) for key in keys} == dict.fromkeys(keys, 0)
+
+
+def test_a_service_that_speaks_redis_itself_finishes_jobs(stack: Stack, server: RedisServer) -> None:
+    submitted = [stack.api.submit(stack.command(number)) for number in range(3)]
+    with redis.Redis.from_url(server.url) as client:
+        client.xadd("lucius:global-bus-p0:ocr", {"job_id": "none", "directive": "{"})
+        env = {**os.environ, **stack.env, "SERVICE": "ocr"}
+        command = [sys.executable, str(REPO / "examples" / "service_over_redis.py"), "3"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert {stack.api.get(f"/v1/jobs/{job}")["status"] for job in submitted} == {"SUCCEEDED"}
+        assert {stack.api.step(job, "ocr")["attempt_no"] for job in submitted} == {1}
+        keys: Any = client.keys("lucius:*")
+        until(lambda: not any(client.xlen(key) for key in keys), "every message is settled")
