@@ -36,11 +36,11 @@ def process(*command: str, log: Path, **env: str) -> Iterator[subprocess.Popen[b
             started.wait()
 
 
-def wait_ready(url: str, server: subprocess.Popen[bytes]) -> None:
+def wait_ready(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise SystemExit("the server did not start; run it by hand to see why")
+            raise SystemExit(f"the server did not start:\n{log.read_text()[-2000:]}")
         try:
             with urllib.request.urlopen(url, timeout=1):
                 return

@@ -40,8 +40,9 @@ def stack(data_dir: Path, ledger_url: str = "") -> Iterator[Stack]:
     }
     serve = ("-m", "uvicorn", "--factory", "lucius.api.app:create_app", "--port", str(port), "--log-level", "warning")
     data_dir.mkdir(parents=True, exist_ok=True)
-    with process(*serve, log=data_dir / "server.log", **env) as server:
-        wait_ready(f"{base_url}/readyz", server)
+    log = data_dir / "server.log"
+    with process(*serve, log=log, **env) as server:
+        wait_ready(f"{base_url}/readyz", server, log)
         services = ("-m", "bench.services", "--base-url", base_url, "--api-key", KEY, "--data-dir", str(data_dir))
         with process(*services, log=data_dir / "services.log") as workers:
             yield Stack(base_url, {"API": server.pid, "services": workers.pid})

@@ -160,7 +160,7 @@ def _handed(bench: Bench, url: str) -> Figures:
             command = ("-m", "uvicorn", "--factory", f"bench.dbos_peer:{name}", "--port", port)
             log = bench.folder / f"dbos-{name}.log"
             peer = running.enter_context(process(*command, "--log-level", "warning", log=log, **env))
-            wait_ready(f"{base_url}/readyz", peer)
+            wait_ready(f"{base_url}/readyz", peer, log)
         return measure(app, 32, bench.sizes.seconds, "handed")
 
 
