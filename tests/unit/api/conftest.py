@@ -32,9 +32,31 @@ def written(log_format: str) -> Iterator[io.StringIO]:
     structlog.configure(**before)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+# Where it could matter that a store answers later, and that others may have changed it meanwhile.
+OVER_POSTGRES = {
+    f"tests.unit.api.test_{name}"
+    for name in (
+        *("audit", "backlog", "batches", "callbacks", "control", "idempotency", "jobs", "modes_and_limits", "notices"),
+        *("outbox", "pull", "stopping", "streams"),
+    )
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "ledger_url" in metafunc.fixturenames:
+        shared = ["postgres"] if metafunc.module.__name__ in OVER_POSTGRES else []
+        metafunc.parametrize("ledger_url", ["memory", "sqlite", *shared], indirect=True)
+
+
+@pytest.fixture
 def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path / 'ledger.db'}"
+    match request.param:
+        case "postgres":
+            return str(request.getfixturevalue("emptied_postgres_url"))
+        case "sqlite":
+            return f"sqlite:///{tmp_path / 'ledger.db'}"
+        case _:
+            return "memory:"
 
 
 @pytest.fixture

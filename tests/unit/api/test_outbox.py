@@ -15,10 +15,12 @@ async def until(api: Api, job_id: str, status: str) -> Any:
     """The job's step, once it has that status. Every commit wakes us, nothing is polled by time."""
     with api.runtime.hub.watch(job_id) as changed:
         async with asyncio.timeout(WITHIN):
-            while (step := await api.step(job_id))["status"] != status:
-                changed.clear()
+            while True:
+                changed.clear()  # before the look: what moves during it is not missed
+                step = await api.step(job_id)
+                if step["status"] == status:
+                    return step
                 await changed.wait()
-    return step
 
 
 @pytest.fixture
