@@ -126,8 +126,11 @@ class TestWhatCannotBeKept:
         assert await ledger.job(name) is None
         assert await ledger.load(name) is None
         assert await ledger.accepted("acme", name) is None
-        assert await ledger.attempts(name) == await ledger.quarantined(name) == await ledger.events(name, 0, 10) == []
-        assert await ledger.stored_events(name, None, 10) == await ledger.stored_attempts(name, None, 10) == []
+        assert not await ledger.attempts(name)
+        assert not await ledger.quarantined(name)
+        assert not await ledger.events(name, 0, 10)
+        assert not await ledger.stored_events(name, None, 10)
+        assert not await ledger.stored_attempts(name, None, 10)
         assert await ledger.review(name) is None
         for where in (
             JobFilter(tenants=frozenset({name})),
@@ -140,7 +143,8 @@ class TestWhatCannotBeKept:
             ReviewFilter(signature=name),
             ReviewFilter(job_id=name),
         ):
-            assert (await ledger.reviews(asked, 10, None)).items == await ledger.review_groups(asked, 10) == []
+            assert not (await ledger.reviews(asked, 10, None)).items
+            assert not await ledger.review_groups(asked, 10)
         assert await ledger.delete_protocol(name, 1, expected=0) == 1
 
     async def test_it_excludes_nothing(self, ledger: PostgresLedger) -> None:
