@@ -1,16 +1,25 @@
-"""One service that takes nothing must not keep the others from their work."""
+"""One service that takes nothing must not keep the others from their work, nor one tenant another in its lane."""
 
+import asyncio
 import random
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from itertools import count
+from typing import Any
 from unittest import mock
 
 import msgspec
+import pytest
 
 from lucius import wiring
 from lucius.adapters.bus_memory import MemoryBus
 from lucius.adapters.ledger_memory import MemoryLedger
+from lucius.contract import Directive
 from lucius.core.decision import Env
+from lucius.core.inputs import Ack
+from lucius.core.model import Mode
 from lucius.core.protocol import Protocol, StepSpec
+from lucius.core.routing import route
 from lucius.engine import relay
 from lucius.settings import Settings
 from tests.simulation.clients import WHO
@@ -18,6 +27,7 @@ from tests.simulation.clock import LoopClock, VirtualLoop
 
 BACKLOG = 12
 BATCH = 4
+LONG, SHORT = "acme", "tyrell"  # of the same lane
 
 
 def protocol(service: str) -> Protocol:
@@ -33,30 +43,105 @@ class TwoProtocols:
         return ()
 
 
-def command(number: int, service: str) -> bytes:
+def command(number: int, service: str, tenant_id: str = "acme") -> bytes:
     refs = {"input_ref": f"blob://in/{number}", "output_ref": f"blob://out/{number}"}
-    fixed = {"tenant_id": "acme", "schema_version": "v1", "payload": {}}
+    fixed = {"tenant_id": tenant_id, "schema_version": "v1", "payload": {}}
     return msgspec.json.encode({**fixed, **refs, "request_type": service})
 
 
-async def live(bus: MemoryBus, loop: VirtualLoop, ids: "count[int]") -> None:
-    settings = Settings(bus_url="memory:", token_secrets=("a secret of the simulation",), max_unacked=2)
+def runtime_over(bus: MemoryBus | None, loop: VirtualLoop, ids: "count[int]", max_unacked: int) -> wiring.Runtime:
+    bus_url = "memory:" if bus else "local:"
+    settings = Settings(bus_url=bus_url, token_secrets=("a secret of the simulation",), max_unacked=max_unacked)
     env = Env(new_id=lambda: f"id-{next(ids)}", jitter=lambda: 0.5)
     runtime = wiring.build(settings, MemoryLedger(), bus, LoopClock(loop), env)
     wiring.attach(runtime)
-    await runtime.engine.start()
-    for number in range(BACKLOG):
-        await runtime.ingress.submit(command(number, "deaf"), WHO)
-    accepted = await runtime.ingress.submit(command(BACKLOG, "busy"), WHO)
-    directives = await bus.consumer("busy").pull(1, wait_seconds=10)
-    await runtime.engine.stop()
-    assert [directive.jobId for directive in directives] == [accepted.jobId]
+    return runtime
+
+
+Life = Callable[[VirtualLoop, "count[int]"], Coroutine[Any, Any, None]]
+
+
+def run(life: Life, batch: int = relay.BATCH) -> None:
+    loop, ids = VirtualLoop(random.Random(1), shuffle=False, max_steps=1_000_000), count(1)
+    patched = mock.patch.multiple(wiring, ProtocolsDir=lambda *_: TwoProtocols(), new_job_id=lambda: f"job-{next(ids)}")
+    with patched, mock.patch.object(relay, "BATCH", batch):
+        loop.run_until_complete(life(loop, ids))
+    loop.drain()
+    loop.close()
 
 
 def test_rows_of_a_service_at_its_cap_do_not_hold_up_the_rows_behind_them() -> None:
-    loop, ids = VirtualLoop(random.Random(1), shuffle=False, max_steps=100_000), count(1)
-    patched = mock.patch.multiple(wiring, ProtocolsDir=lambda *_: TwoProtocols(), new_job_id=lambda: f"job-{next(ids)}")
-    with patched, mock.patch.object(relay, "BATCH", BATCH):
-        loop.run_until_complete(live(MemoryBus(), loop, ids))
-    loop.drain()
-    loop.close()
+    async def life(loop: VirtualLoop, ids: "count[int]") -> None:
+        bus = MemoryBus()
+        runtime = runtime_over(bus, loop, ids, max_unacked=2)
+        await runtime.engine.start()
+        for number in range(BACKLOG):
+            await runtime.ingress.submit(command(number, "deaf"), WHO)
+        accepted = await runtime.ingress.submit(command(BACKLOG, "busy"), WHO)
+        directives = await bus.consumer("busy").pull(1, wait_seconds=10)
+        await runtime.engine.stop()
+        assert [directive.jobId for directive in directives] == [accepted.jobId]
+
+    run(life, BATCH)
+
+
+async def acked(runtime: wiring.Runtime, directive: Directive) -> None:
+    ack = Ack(step_id=directive.stepId, attempt_no=directive.attempt_no, lease_id=directive.lease_id)
+    await runtime.jobs.apply(directive.jobId, (ack,))
+
+
+@pytest.mark.parametrize("pushed", [True, False])
+def test_two_tenants_in_one_lane_take_turns_however_much_one_of_them_has(pushed: bool) -> None:
+    async def life(loop: VirtualLoop, ids: "count[int]") -> None:
+        bus = MemoryBus() if pushed else None
+        runtime = runtime_over(bus, loop, ids, max_unacked=10)
+        await runtime.engine.start()
+        lanes = {route(name, None, Mode.DEFAULT, "", "").lane for name in (LONG, SHORT)}
+        assert len(lanes) == 1
+        for number in range(300):
+            await runtime.ingress.submit(command(number, "busy", LONG), WHO)
+
+        async def pull() -> list[Directive]:
+            if bus is not None:
+                return await bus.consumer("busy", lanes).pull(10, wait_seconds=1)
+            return await runtime.dispatcher.pull("busy", 10, 1, frozenset(lanes))
+
+        out = await pull()
+        await runtime.ingress.submit(command(300, "busy", SHORT), WHO)
+        acks = 0
+        while not any(directive.tenant_id == SHORT for directive in out):
+            await acked(runtime, out.pop(0))
+            acks += 1
+            out += await pull()
+        await runtime.engine.stop()
+        assert acks <= 3
+
+    run(life)
+
+
+def test_a_bus_that_comes_back_is_not_given_everything_at_once() -> None:
+    class Counting(MemoryBus):
+        async def publish(self, topic: str, directive: Directive) -> None:
+            await super().publish(topic, directive)
+            taken[round(asyncio.get_running_loop().time(), 6)] += 1
+
+    taken: Counter[float] = Counter()
+
+    async def life(loop: VirtualLoop, ids: "count[int]") -> None:
+        bus = Counting()
+        runtime = runtime_over(bus, loop, ids, max_unacked=10_000)
+        bus.down = True
+        await runtime.engine.start()
+        for number in range(2_000):
+            await runtime.ingress.submit(command(number, "busy"), WHO)
+        await asyncio.sleep(60)
+        assert not taken
+        bus.down = False
+        await asyncio.sleep(20)
+        await runtime.engine.stop()
+
+    run(life)
+    waves, began = list(taken.values()), min(taken)
+    assert sum(waves) == 2_000
+    assert waves[:4] == [8, 16, 32, 64]
+    assert max(taken) - began < 3

@@ -42,6 +42,7 @@ class Engine:
         parallel: int = 64,
         retry_interval: float = 0.02,
         time_flows: bool = False,
+        max_unacked: int = 1_000,
         on_failure: Callable[[str], None] = lambda name: None,
     ) -> None:
         self.clock = ManualClock()
@@ -60,7 +61,8 @@ class Engine:
             hub=self.hub,
             writer=DirectiveWriter("http://127.0.0.1:8080", SIGNER, 60_000, self.env.defaults),
             clock=clock,
-            max_unacked=1_000,
+            max_unacked=max_unacked,
+            jitter=self.env.jitter,
         )
         self.caller = HttpCaller(
             policy=lambda: self.policy,
@@ -118,8 +120,9 @@ class Engine:
         protocol = Protocol(
             protocol_id="p", version=1, request_type="P", steps=steps, policies=fields.pop("policies", Policies())
         )
+        tenant_id = fields.pop("tenant_id", "acme")
         command = Command(
-            tenant_id="acme",
+            tenant_id=tenant_id,
             request_type="P",
             input_ref="blob://in/a.pdf",
             output_ref="blob://out/a.json",
@@ -129,7 +132,7 @@ class Engine:
             idempotency_hash=job_id,
             **{"payload": {}, **fields},
         )
-        routing = route("acme", None, Mode.DEFAULT, "GLOBAL_CONFIG", "default mode")
+        routing = route(tenant_id, None, Mode.DEFAULT, "GLOBAL_CONFIG", "default mode")
         asked = Submit(
             job_id=job_id, command=command, protocol=protocol, protocol_digest=digest(protocol), routing=routing
         )

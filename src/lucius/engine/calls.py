@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 import structlog
+from msgspec import Struct
 
 from lucius.core.decision import Applied, Decision
 from lucius.core.inputs import HandedOver, Succeeded
@@ -29,7 +30,13 @@ log = structlog.get_logger(__name__)
 BATCH = 500
 GRACE = 10.0
 FIRST_BACKOFF, MAX_BACKOFF = 0.1, 5.0
+HOLD_MS = 60_000  # what waits longer for its host is taken anew
 SECONDS_PER_WAITING_ROW = 1e-5  # the outbox is read past every row that waits here: the more, the less often
+
+
+class _Taken(Struct, frozen=True):
+    row: OutboxRow
+    at: Instant
 
 
 class CallRunner:
@@ -57,7 +64,7 @@ class CallRunner:
         self._retry_interval = retry_interval
         self._parallel = parallel
         self._on_failure = on_failure
-        self._waiting: dict[str, deque[OutboxRow]] = {}
+        self._waiting: dict[str, deque[_Taken]] = {}
         self._aside: deque[tuple[Instant, OutboxRow]] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._look = asyncio.Event()
@@ -81,6 +88,7 @@ class CallRunner:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+        await self._give_back_all()
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
@@ -89,13 +97,15 @@ class CallRunner:
 
     async def start_ready(self) -> bool:
         """Whether there is more to look at right away."""
-        self._bring_back()
+        await self._bring_back()
         self._start_waiting()
+        await self._give_back_old()
         await asyncio.sleep(self._count_waiting() * SECONDS_PER_WAITING_ROW)
-        rows = await self._dispatcher.take(HTTP_SERVICE, BATCH)
+        taken_at = self._clock.now()
+        rows = await self._dispatcher.take(HTTP_SERVICE, BATCH, hold_ms=HOLD_MS)
         hosts = await asyncio.gather(*(self._host(row) for row in rows), return_exceptions=True)
         for row, host in zip(rows, hosts, strict=True):
-            self._enqueue(row, host)
+            self._enqueue(_Taken(row, taken_at), host)
         self._start_waiting()
         return len(rows) == BATCH
 
@@ -107,12 +117,12 @@ class CallRunner:
             return None
         return self._caller.host(step.request.url)
 
-    def _enqueue(self, row: OutboxRow, host: str | BaseException | None) -> None:
+    def _enqueue(self, taken: _Taken, host: str | BaseException | None) -> None:
         """One row that can't be read must not keep the others waiting: the turn fails only after they are started."""
         if isinstance(host, str):
-            self._waiting.setdefault(host, deque()).append(row)
+            self._waiting.setdefault(host, deque()).append(taken)
             return
-        self._set_aside(row)
+        self._set_aside(taken.row)
         if isinstance(host, Exception):
             self._failure = host
             self._look.set()
@@ -129,7 +139,7 @@ class CallRunner:
                 if isinstance(admitted, Closed):
                     self._note_opening(admitted.until)
                     break
-                self._start(queue.popleft(), admitted)
+                self._start(queue.popleft().row, admitted)
             if not queue:
                 del self._waiting[host]
             else:  # behind the others the next time, should there be more of them than may run
@@ -164,7 +174,7 @@ class CallRunner:
         if taken is None:
             self._set_aside(row)
             return
-        self._dispatcher.put_back([row])
+        self._dispatcher.let_go([row])
         step = next(step for step in taken.steps if step.step_id == row.step_id)
         outcome = await self._outcome(taken, step)
         log.info("call made", job_id=row.job_id, step_id=row.step_id, attempt_no=row.attempt_no, **_told(outcome))
@@ -208,10 +218,29 @@ class CallRunner:
         """Not to be looked at again at once: nothing would have changed."""
         self._aside.append((self._clock.now() + round(self._retry_interval * 1000), row))
 
-    def _bring_back(self) -> None:
-        now = self._clock.now()
+    async def _bring_back(self) -> None:
+        now, rows = self._clock.now(), list[OutboxRow]()
         while self._aside and self._aside[0][0] <= now:
-            self._dispatcher.put_back([self._aside.popleft()[1]])
+            rows.append(self._aside.popleft()[1])
+        await self._dispatcher.put_back(rows)
+
+    async def _give_back_old(self) -> None:
+        """From now on others may have them. They are as ready as before, and ours again unless another is faster."""
+        too_old, rows = self._clock.now() - HOLD_MS, list[OutboxRow]()
+        for host in list(self._waiting):
+            queue = self._waiting[host]
+            while queue and queue[0].at <= too_old:
+                rows.append(queue.popleft().row)
+            if not queue:
+                del self._waiting[host]
+        await self._dispatcher.put_back(rows)
+
+    async def _give_back_all(self) -> None:
+        rows = [taken.row for queue in self._waiting.values() for taken in queue]
+        rows += [row for _, row in self._aside]
+        self._waiting.clear()
+        self._aside.clear()
+        await self._dispatcher.put_back(rows)
 
     def _count_waiting(self) -> int:
         return sum(map(len, self._waiting.values()))

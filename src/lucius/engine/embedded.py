@@ -69,13 +69,14 @@ class EmbeddedEngine:
         """What is under way may end, for so long; what is cut off after that is left to its lease or its claim."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(self._loops_ended(grace), self._calls.stop(grace), self._notices.stop(grace))
+        parts = (self._calls, self._notices) if self._relay is None else (self._calls, self._notices, self._relay)
+        await asyncio.gather(self._loops_ended(grace), *(part.stop(grace) for part in parts))
         self._tasks = []
         if self._dead_letters is not None:
             await self._dead_letters.close()
 
     async def _loops_ended(self, grace: float) -> None:
-        """The relay ends its publishes before it goes; told again, it does not."""
+        """A turn may end what it is at; told again, it does not."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)
         for task in self._tasks:

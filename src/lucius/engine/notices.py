@@ -5,14 +5,14 @@ A receiver that is slow or has its fill keeps its notices waiting here, and thos
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 
 import structlog
 from msgspec import Struct
 
 from lucius.core.decision import JobView
 from lucius.core.inputs import NoticeTold
-from lucius.core.model import ErrorInfo, OutboxRow
+from lucius.core.model import ErrorInfo, Instant, OutboxRow
 from lucius.core.protocol import WEBHOOK_SERVICE
 from lucius.ports.calls import Answer, Caller, Closed, Outgoing, Slot
 from lucius.ports.clock import Clock
@@ -26,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 BATCH = 50
 TIMEOUT_MS = 15_000
+HOLD_MS = 4 * TIMEOUT_MS  # nobody else sends what we may be sending; what waits longer here is taken anew
 GRACE = 10.0
 FIRST_BACKOFF, MAX_BACKOFF = 0.1, 5.0
 SECRET = "default"
@@ -34,6 +35,7 @@ SECRET = "default"
 class _Due(Struct, frozen=True):
     row: OutboxRow
     url: str
+    held_until: Instant
 
 
 class NoticeRunner:
@@ -80,17 +82,23 @@ class NoticeRunner:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+        rows = [due.row for queue in self._waiting.values() for due in queue]
+        self._waiting.clear()
+        await self._give_back(rows)
 
     async def start_due(self) -> bool:
         """Whether there is more to look at right away."""
-        query = PendingQuery(limit=BATCH + len(self._held), now=self._clock.now(), service=WEBHOOK_SERVICE)
-        rows = [row for row in await self._outbox.pending(query) if row.outbox_id not in self._held][:BATCH]
+        now = self._clock.now()
+        query = PendingQuery(
+            limit=BATCH, now=now, service=WEBHOOK_SERVICE, except_rows=frozenset(self._held), hold_ms=HOLD_MS
+        )
+        rows = [row for row in await self._outbox.pending(query) if row.outbox_id not in self._held]
         for row in rows:
-            await self._enqueue(row)
+            await self._enqueue(row, now + HOLD_MS)
         self._start_waiting()
         return len(rows) == BATCH
 
-    async def _enqueue(self, row: OutboxRow) -> None:
+    async def _enqueue(self, row: OutboxRow, held_until: Instant) -> None:
         """One row that can't be read must not keep the others waiting."""
         self._held.add(row.outbox_id)
         try:
@@ -99,12 +107,12 @@ class NoticeRunner:
             self._start(self._set_aside(row), row)
             return
         url = view.job.command.callback_urls.get("job", "") if view else ""
-        self._waiting.setdefault(self._caller.host(url), deque()).append(_Due(row, url))
+        self._waiting.setdefault(self._caller.host(url), deque()).append(_Due(row, url, held_until))
 
     def _start_waiting(self) -> None:
         """From every host in turn, as many as it may have now."""
         for host in list(self._waiting):
-            queue = self._waiting.pop(host)
+            queue = self._fresh(self._waiting.pop(host))
             while queue and len(self._running) < self._parallel:
                 admitted = self._caller.admit(host)
                 if isinstance(admitted, Closed) and admitted.until is None:
@@ -113,6 +121,20 @@ class NoticeRunner:
                 self._start(self._run(due, admitted), due.row)
             if queue:  # behind the others the next time, should there be more of them than may run
                 self._waiting[host] = queue
+
+    def _fresh(self, queue: deque[_Due]) -> deque[_Due]:
+        """What waited too long here goes back to the outbox, to be taken anew."""
+        last_start = self._clock.now() + 2 * TIMEOUT_MS
+        while queue and queue[0].held_until < last_start:
+            row = queue.popleft().row
+            self._start(self._give_back([row]), row)
+        return queue
+
+    async def _give_back(self, rows: Collection[OutboxRow]) -> None:
+        try:
+            await self._outbox.put_back(rows)
+        except LedgerError as error:
+            log.warning("notices stay held until their time is over", rows=len(rows), reason=str(error))
 
     def _start(self, work: Coroutine[None, None, None], row: OutboxRow) -> None:
         task = asyncio.create_task(work, name=f"lucius-notice-{row.outbox_id}")

@@ -1,6 +1,7 @@
 """The clocks of all jobs: deadlines and retries by index, and the repair of drift."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -14,6 +15,7 @@ from lucius.ports.errors import LedgerBusy, LedgerDown, LedgerFull
 from lucius.ports.ledger import Ledger
 from lucius.ports.peers import Presence
 from lucius.service.jobs import Jobs
+from lucius.service.ramp import Ramp
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +38,7 @@ class Sweeper:
         repair_interval: float,
         on_action: Callable[[str], None],
         wake: asyncio.Event,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self._ledger = ledger
         self._jobs = jobs
@@ -50,6 +53,8 @@ class Sweeper:
         self._resumed_at: Instant | None = None
         self._later: dict[str, Instant] = {}
         self._was_blind = False
+        self._ramp = Ramp(BATCH, jitter)
+        self._ramp.outage()  # we were away ourselves: what is due may have waited for us
 
     async def deadlines_turn(self) -> None:
         await self.sweep()
@@ -68,6 +73,7 @@ class Sweeper:
             return await self._sweep()
         except LedgerDown:
             self._was_blind = True
+            self._ramp.outage()
             raise
 
     async def _sweep(self) -> int:
@@ -75,12 +81,17 @@ class Sweeper:
         moved = 0
         while True:
             tick = DeadlinePassed(resumed_at, as_of=self._last_tick)
-            due = await self._ledger.due(self._last_tick, BATCH, HOLD_MS)
+            window = self._ramp.window
+            due = await self._ledger.due(self._last_tick, window, HOLD_MS)
             looks = [self._feed(job_id, tick, "deadline") for job_id in due if not self._put_off(job_id)]
             acted = sum(await asyncio.gather(*looks))
             moved += acted
+            is_last = len(due) < window or not acted
+            if not is_last:
+                await asyncio.sleep(self._ramp.pause())
+            self._ramp.went_well()
             resumed_at = await self._tick()  # we may have stood still in the middle of it
-            if len(due) < BATCH or not acted:
+            if is_last:
                 return moved
 
     def _put_off(self, job_id: str) -> bool:
@@ -97,6 +108,7 @@ class Sweeper:
         resumed_at = await self._presence.ticked(self._last_tick, BLIND_MS if self._was_blind else self._gap_ms)
         self._was_blind = False
         if self._resumed_at not in (None, resumed_at):
+            self._ramp.outage()
             log.warning("no engine ticked for a while; overdue attempts get a fresh period", resumed_at=resumed_at)
         self._resumed_at = resumed_at
         return resumed_at

@@ -5,27 +5,33 @@ service's un-ACKed directives, and over it a row simply stays PENDING.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import structlog
+from msgspec.structs import replace
 
 from lucius.contract import Directive
 from lucius.core.decide import unacked_counter
 from lucius.core.decision import Applied, Decision
 from lucius.core.inputs import Cap, HandedOver, HandOverFailed, HandOverReleased, HandOverStarted, Input
-from lucius.core.model import ErrorInfo, OutboxRow
+from lucius.core.model import ErrorInfo, Millis, OutboxRow
 from lucius.core.protocol import OF_THE_ENGINE, Protocol
 from lucius.ports.bus import Publisher
 from lucius.ports.clock import Clock
-from lucius.ports.errors import BusDown, LimitReached, MessageRefused, OutcomeUnknown
+from lucius.ports.errors import BusDown, LedgerDown, LedgerError, LimitReached, MessageRefused, OutcomeUnknown
 from lucius.ports.ledger import Ledger, Outbox, PendingQuery, Reader
 from lucius.service.directives import DirectiveWriter, seen_from
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
+from lucius.service.ramp import Ramp
 
 log = structlog.get_logger(__name__)
+
+HOLD_MS: Millis = 15_000  # more than a hand-over takes; whoever dies with rows in hand keeps them from others so long
+MOST_AT_ONCE = 1_024
 
 
 class Dispatcher:
@@ -40,6 +46,7 @@ class Dispatcher:
         writer: DirectiveWriter,
         clock: Clock,
         max_unacked: int,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self._ledger = ledger
         self._outbox = outbox
@@ -50,6 +57,8 @@ class Dispatcher:
         self._clock = clock
         self._max_unacked = max_unacked
         self._taken: dict[str, set[str]] = {}
+        self._capped: dict[str, asyncio.Lock] = {}
+        self._ramp = Ramp(MOST_AT_ONCE, jitter)
 
     async def pull(
         self,
@@ -82,49 +91,103 @@ class Dispatcher:
         return directives
 
     async def _hand_out(self, service: str, limit: int, lanes: frozenset[int] | None) -> list[Directive]:
-        rows = await self.take(service, limit, lanes)
+        if not self.is_capped(service):
+            return await self._hand_over(service, limit, lanes)
+        async with self._capped[service]:  # in turn, so that nobody tries for the room that another has found
+            room = await self._room(service)
+            return await self._hand_over(service, min(limit, room), lanes) if room else []
+
+    async def _hand_over(self, service: str, limit: int, lanes: frozenset[int] | None) -> list[Directive]:
+        limit = min(limit, max(1, self._ramp.window - self._count_taken(service)))
+        try:
+            rows = await self.take(service, limit, lanes)
+            directives = await self._give_all(rows)
+        except LedgerDown:
+            self._ramp.outage()
+            raise
+        self._ramp.went_well()
+        return directives
+
+    async def _give_all(self, rows: list[OutboxRow]) -> list[Directive]:
+        left = rows
         try:
             given = await asyncio.gather(*(self._give(row) for row in rows), return_exceptions=True)
+            left = [row for row, directive in zip(rows, given, strict=True) if not isinstance(directive, Directive)]
         finally:
-            self.put_back(rows)
+            self.let_go(rows)
+            await self.put_back(left)
         directives = [directive for directive in given if isinstance(directive, Directive)]
         failures = [failure for failure in given if isinstance(failure, BaseException)]
         if failures and not directives:  # what was handed over is answered, whatever became of the rest
             raise failures[0]
         return directives
 
-    async def take(self, service: str | None, limit: int, lanes: frozenset[int] | None = None) -> list[OutboxRow]:
-        """PENDING rows that nobody else in this process is handing over right now.
+    async def take(
+        self, service: str | None, limit: int, lanes: frozenset[int] | None = None, hold_ms: Millis = HOLD_MS
+    ) -> list[OutboxRow]:
+        """PENDING rows that nobody else is handing over right now, here or for `hold_ms` elsewhere.
 
-        Without a service, those of every platform service.
+        Without a service, those of every platform service; of one at its cap only as many as it has room for.
         """
         query = PendingQuery(
-            limit=limit + self._count_taken(service),
-            now=self._clock.now(),
-            service=service,
-            except_services=OF_THE_ENGINE if service is None else frozenset(),
-            lanes=lanes,
-            later=False,
+            limit=limit, now=self._clock.now(), service=service, lanes=lanes, hold_ms=hold_ms, later=False
         )
-        rows = await self._outbox.pending(query)
-        free = [row for row in rows if not self._is_taken(row) and row.next_attempt_at is None]
-        mine = free[:limit]
-        for row in mine:
-            self._taken.setdefault(row.service, set()).add(row.outbox_id)
-        return mine
+        if service is not None:
+            return await self._take(replace(query, except_rows=self._in_hand({service})))
+        capped = frozenset(self._capped)
+        others = OF_THE_ENGINE | capped
+        rows = await self._take(
+            replace(query, except_services=others, except_rows=self._in_hand(self._taken.keys() - others))
+        )
+        for name in sorted(capped):
+            if room := min(limit, await self._room(name)):
+                rows += await self._take(replace(query, limit=room, service=name, except_rows=self._in_hand({name})))
+        return rows
 
-    def put_back(self, rows: list[OutboxRow]) -> None:
+    async def _take(self, query: PendingQuery) -> list[OutboxRow]:
+        rows = [row for row in await self._outbox.pending(query) if not self._is_taken(row)]
+        for row in rows:
+            self._taken.setdefault(row.service, set()).add(row.outbox_id)
+        return rows
+
+    def let_go(self, rows: Collection[OutboxRow]) -> None:
+        """They are settled, or somebody else may have them."""
         for row in rows:
             self._taken.get(row.service, set()).discard(row.outbox_id)
+
+    async def put_back(self, rows: Collection[OutboxRow]) -> None:
+        """They were not handed over: whoever asks next may have them at once, in other processes too."""
+        self.let_go(rows)
+        if not rows:
+            return
+        try:
+            await self._outbox.put_back(rows)
+        except LedgerError as error:
+            log.warning("rows stay held until their time is over", rows=len(rows), reason=str(error))
 
     def _is_taken(self, row: OutboxRow) -> bool:
         return row.outbox_id in self._taken.get(row.service, ())
 
-    def _count_taken(self, service: str | None) -> int:
-        """How many rows the ledger may answer that are not to be had."""
-        if service is not None:
-            return len(self._taken.get(service, ()))
-        return sum(len(rows) for name, rows in self._taken.items() if name not in OF_THE_ENGINE)
+    def _in_hand(self, services: Collection[str]) -> frozenset[str]:
+        return frozenset().union(*(self._taken.get(service, ()) for service in services))
+
+    def _count_taken(self, service: str) -> int:
+        return len(self._taken.get(service, ()))
+
+    def is_capped(self, service: str) -> bool:
+        """Whether it was at its cap lately."""
+        return service in self._capped
+
+    async def _room(self, service: str) -> int:
+        """How many more of its directives may be un-ACKed. Asked only of a service that was at its cap lately."""
+        seen = self._hub.pick_ups(service)
+        unacked = (await self._reader.counters()).get(unacked_counter(service), 0)
+        room = max(0, self._max_unacked - unacked)
+        if not room:
+            self._hub.hold(service, seen)
+        elif room * 2 > self._max_unacked:
+            self._capped.pop(service, None)
+        return room
 
     async def _give(self, row: OutboxRow) -> Directive | None:
         decision = await self._report(row, HandedOver(row.step_id, row.attempt_no, row.lease_id, self._caps(row)))
@@ -168,6 +231,7 @@ class Dispatcher:
         try:
             decision = await self._jobs.apply(row.job_id, (happened,), row.step_id)
         except LimitReached:
+            self._capped.setdefault(row.service, asyncio.Lock())
             self._hub.hold(row.service, seen)
             return None
         except Rejected as rejected:

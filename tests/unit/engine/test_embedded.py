@@ -84,6 +84,9 @@ class Pushing:
     async def claims_turn(self) -> None:
         await asyncio.Event().wait()
 
+    async def stop(self, grace: float) -> None:
+        self.graces = [grace]
+
     async def turn(self) -> None:
         try:
             await asyncio.Event().wait()
