@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 import structlog
 
 from lucius.adapters.group_commit import call_safely
-from lucius.adapters.postgres.batch import storable
 from lucius.adapters.postgres.cache import Cache
 from lucius.adapters.postgres.clock import DatabaseClock
 from lucius.adapters.postgres.database import Database
+from lucius.adapters.postgres.keys import Keys
 from lucius.adapters.postgres.loads import Loads
 from lucius.adapters.postgres.outbox import PostgresOutbox
 from lucius.adapters.postgres.presence import PostgresPresence
@@ -35,8 +35,6 @@ CONNECTIONS = 8
 TAKEN_WITHIN_SECONDS = 0.05
 """A row that was written for somebody here and not fetched by then is anybody's."""
 
-_ACCEPTED = "SELECT job_id, hash FROM jobs WHERE tenant_id = $1 AND key = $2"
-
 
 class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
     """Implements Ledger, Outbox, Reader, ReviewReader and ProtocolStore."""
@@ -46,13 +44,14 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
         me = random.getrandbits(62) + 1
         clock = DatabaseClock()
         self.clock: Clock | None = clock
-        self.presence: Presence | None = PostgresPresence(database)
+        self.presence: Presence | None = PostgresPresence(database, lambda: self._wakes.stretch())
         self.secrets: SharedSecrets | None = PostgresSecrets(database)
         self.on_commit: Callable[[Decision], None] | None = None
         self.on_flush: Callable[[int, float], None] | None = None
         self.on_wake: Callable[[Wake], None] | None = None
         self._cache = Cache()
         self._loads = Loads(database, self._cache)
+        self._keys = Keys(database)
         self._outbox = PostgresOutbox(database, clock, me)
         self._writer = Writer(database, self._cache, self._outbox.hold, self._durable, self._flushed)
         self._wakes = Wakes(
@@ -93,8 +92,7 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
         return cached or await self._loads.view(job_id, step_ids)
 
     async def accepted(self, tenant_id: str, key: str) -> IdempotencyRow | None:
-        row = await self._database.row(_ACCEPTED, storable(tenant_id), storable(key))
-        return IdempotencyRow(row["job_id"], row["hash"]) if row else None
+        return await self._keys.holder(tenant_id, key)
 
     async def due(self, now: Instant, limit: int, hold_ms: Millis = 0) -> list[str]:
         return await self._outbox.due(now, limit, hold_ms)

@@ -15,5 +15,8 @@ class LonePresence:
         self._last_tick = now
         return self._resumed_at
 
+    def stretch(self) -> float:
+        return 1.0
+
     async def last_tick(self) -> Instant | None:
         return self._last_tick

@@ -32,6 +32,9 @@ class Presence(Protocol):
     async def last_tick(self) -> Instant | None:
         """When an engine was at work last, for those who run none; None if there never was one."""
 
+    def stretch(self) -> float:
+        """How many times rarer each of the processes that are there may look than one alone would have to."""
+
 
 class SharedSecrets(Protocol):
     """What processes sign with that must believe each other."""

@@ -75,7 +75,8 @@ class Jobs:
                 raise Rejected(RejectCode.JOB_NOT_FOUND, f"there is no job {job_id}")
             happened = await inputs(view) if callable(inputs) else inputs
             try:
-                decision = decide_all(view, happened, self._clock.now(), self._env)
+                now = max(self._clock.now(), view.job.updated_at)  # another process may be some milliseconds ahead
+                decision = decide_all(view, happened, now, self._env)
             except MissingSteps as missing:
                 wanted |= missing.step_ids
                 continue

@@ -9,7 +9,7 @@ from typing import Any
 from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from lucius.ports.errors import BusDown, OutcomeUnknown
 
@@ -61,6 +61,8 @@ class Line:
                 await self._drop()
                 raise
             self._used = _now()
+            if any(isinstance(answer, ReadOnlyError) for answer in answers):
+                await self._drop()  # no longer the primary: whoever is now, is found by connecting anew
             return answers
 
     async def run(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Any:

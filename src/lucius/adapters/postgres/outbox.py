@@ -80,6 +80,7 @@ class PostgresOutbox:
         self._reserved: dict[str, dict[str, OutboxRow]] = {}
         self._empty: set[str] = set()
         self._news = 0
+        self._quiet_since = -1
         self._turn = 0
         self._turns: dict[str, int] = {}
         self.awaited: Callable[[str, int], bool] = lambda service, lane: False
@@ -134,12 +135,18 @@ class PostgresOutbox:
         """The services take turns too: whichever was served last is the last to be served next."""
         if query.hold_ms and (mine := self._all_reserved(query)):
             return mine
+        if query.hold_ms and not query.later and self._quiet_since == self._news:
+            return []
+        news = self._news
         services = [(seq, service) for service, seq in await self._database.rows(_SERVICES)]
         wanted = [(self._turns.get(name, 0), seq, name) for seq, name in services if name not in query.except_services]
         share = replace(query, limit=-(-query.limit // max(1, len(wanted)))) if query.hold_ms else query
         queues = [await self._of(service, share) for _, _, service in sorted(wanted)]
         dealt = chain.from_iterable(zip_longest(*queues))
-        return [row for row in dealt if row is not None][: query.limit]
+        found = [row for row in dealt if row is not None][: query.limit]
+        if not found and query.lanes is None:
+            self._quiet_since = news
+        return found
 
     def _all_reserved(self, query: PendingQuery) -> list[OutboxRow]:
         wanted = [service for service in self._reserved if service not in query.except_services]

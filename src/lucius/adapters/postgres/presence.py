@@ -1,5 +1,7 @@
 """Whether any replica's engine was at work all along."""
 
+from collections.abc import Callable
+
 from lucius.adapters.postgres.database import Database
 from lucius.core.model import Instant, Millis
 
@@ -7,8 +9,9 @@ from lucius.core.model import Instant, Millis
 class PostgresPresence:
     """Implements Presence, in a row that all replicas share: that one of them was away is no absence."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, stretch: Callable[[], float]) -> None:
         self._database = database
+        self.stretch = stretch
 
     async def ticked(self, now: Instant, gap_ms: Millis) -> Instant:
         row = await self._database.row("SELECT tick_1($1, $2) AS resumed_at", now, gap_ms)

@@ -26,8 +26,9 @@ from lucius.ports.peers import ANY_LANE, Wake
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 2.0
-HELLO_SECONDS = 30.0
-ALONE_AFTER_SECONDS = 75.0
+LOOKERS = 4
+HELLO_SECONDS = 60.0
+ALONE_AFTER_SECONDS = 150.0
 FIRST_BACKOFF, MAX_BACKOFF = 0.05, 5.0
 MAX_IDS = 150
 """A notification holds 8,000 bytes; more jobs than this go into the next one."""
@@ -71,6 +72,7 @@ class Wakes:
         self._on_revision = on_revision
         self._channel = f"lucius_{database.schema}"
         self._company_until = 0.0
+        self._company: dict[int, float] = {}
         self._said_hello = 0.0
         self._ready: dict[tuple[str, int], None] = {}
         self._picked_up: dict[str, None] = {}
@@ -105,8 +107,9 @@ class Wakes:
         self._speak()
 
     def tell_wake(self, wake: Wake) -> None:
-        self._ready |= dict.fromkeys(wake.ready)
-        self._speak()
+        if self._clock.steady() <= self._company_until:
+            self._ready |= dict.fromkeys(wake.ready)
+            self._speak()
 
     def tell_revision(self, revision: int) -> None:
         self._revision = revision
@@ -183,14 +186,25 @@ class Wakes:
             return  # of a version to come, or somebody else's: we will look by ourselves
         if note.sender == self._me:
             return
-        self._company_until = self._clock.steady() + ALONE_AFTER_SECONDS
+        self._meet(note.sender)
         if note.revision:
             self._on_revision(note.revision)
         self._on_wake(note.wake)
 
+    def _meet(self, sender: int) -> None:
+        now = self._clock.steady()
+        self._company_until = now + ALONE_AFTER_SECONDS
+        if sender not in self._company:
+            self._company = {one: seen for one, seen in self._company.items() if now - seen < ALONE_AFTER_SECONDS}
+        self._company[sender] = now
+
+    def stretch(self) -> float:
+        """Together they look twice a second, however many they are: what one finds, it tells the others."""
+        return max(1.0, (len(self._company) + 1) / LOOKERS)
+
     async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(POLL_SECONDS * random.uniform(0.75, 1.25))
+            await asyncio.sleep(POLL_SECONDS * self.stretch() * random.uniform(0.75, 1.25))
             try:
                 await self.look()
                 await self._greet()
@@ -206,7 +220,9 @@ class Wakes:
         self._clock.heard(row["now"], asked, self._clock.steady())
         self._on_revision(row["revision"])
         if row["services"]:
-            self._on_wake(Wake(ready=tuple((service, ANY_LANE) for service in row["services"])))
+            wake = Wake(ready=tuple((service, ANY_LANE) for service in row["services"]))
+            self._on_wake(wake)
+            self.tell_wake(wake)
 
     async def _greet(self) -> None:
         """So that the others know that there is somebody to tell."""

@@ -20,6 +20,7 @@ from lucius.adapters.postgres.batch import CALL, Hold, Ids, arguments, storable
 from lucius.adapters.postgres.cache import DONE, LIVE, NOWHERE, Cache, Place
 from lucius.adapters.postgres.database import Database
 from lucius.adapters.postgres.functions import MOVED, OVER_CAP
+from lucius.adapters.postgres.keys import HOLDERS
 from lucius.core.decision import Decision
 from lucius.core.model import OutboxRow
 from lucius.ports.errors import AlreadyAccepted, LedgerBusy, LedgerDown, LedgerError, LimitReached, VersionConflict
@@ -38,10 +39,6 @@ _SEVERAL = """
     SELECT j.job_id, j.id, l.version AS live, d.version AS done
     FROM jobs AS j LEFT JOIN live AS l ON l.id = j.id LEFT JOIN done AS d ON d.id = j.id
     WHERE j.job_id = ANY ($1)
-"""
-_KEYS = """
-    SELECT j.tenant_id, j.key, j.job_id, j.hash FROM jobs AS j
-    JOIN unnest($1::text[], $2::text[]) AS k (tenant_id, key) ON j.tenant_id = k.tenant_id AND j.key = k.key
 """
 _COUNTERS = "SELECT name, value FROM counters WHERE name = ANY ($1)"
 _PROTOCOL = "INSERT INTO protocols (digest, body) VALUES ($1, $2) ON CONFLICT DO NOTHING"
@@ -221,7 +218,7 @@ class Writer:
 
     async def _standing(self, decisions: Sequence[Decision]) -> "_Standing":
         keys = [(d.job.tenant_id, storable(idempotency_token(d.job.command))) for d in decisions if d.creates]
-        held = await self._database.rows(_KEYS, [t for t, _ in keys], [k for _, k in keys]) if keys else []
+        held = await self._database.rows(HOLDERS, [t for t, _ in keys], [k for _, k in keys]) if keys else []
         versions = await self._database.rows(_SEVERAL, [decision.job.job_id for decision in decisions])
         names = sorted({cap.counter for decision in decisions for cap in decision.caps})
         counters = await self._database.rows(_COUNTERS, names) if names else []
