@@ -22,6 +22,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     data_dir: Path = Path(".lucius")
     ledger_url: str = ""
     bus_url: str = "local:"
+    gate_url: str = ""
     engine: Literal["embedded"] = "embedded"
     api_engine: bool = True
     drain_delay: float = 0.0
@@ -74,6 +75,7 @@ def load_settings(env: Mapping[str, str] = os.environ, **overrides: object) -> S
         "data_dir": data_dir,
         "ledger_url": read.text("LUCIUS_LEDGER_URL", f"sqlite:///{data_dir / 'ledger.db'}"),
         "bus_url": read.text("LUCIUS_BUS_URL", "local:"),
+        "gate_url": read.text("LUCIUS_GATE_URL", ""),
         "engine": read.choice("LUCIUS_ENGINE", "embedded", ("embedded",)),
         "api_engine": read.choice("LUCIUS_API_ENGINE", "on", ("on", "off")) == "on",
         "drain_delay": read.number("LUCIUS_DRAIN_DELAY", 0.0, 0.0),

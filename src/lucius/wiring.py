@@ -40,10 +40,12 @@ from lucius.ports.calls import Caller
 from lucius.ports.clock import Clock, SystemClock
 from lucius.ports.config import ConfigSource
 from lucius.ports.errors import CallRefused
+from lucius.ports.gates import Gate
 from lucius.ports.ledger import Ledger, Outbox, Reader, ReviewReader
 from lucius.ports.peers import Presence, SharedSecrets, Wake
 from lucius.ports.protocols import ProtocolStore
 from lucius.service.acts import Limits
+from lucius.service.admission import Admission
 from lucius.service.auth import Authenticator, dev_key
 from lucius.service.callbacks import Callbacks
 from lucius.service.catalog import Catalog
@@ -89,6 +91,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
     hub: Hub
     jobs: Jobs
     auth: Authenticator
+    admission: Admission
     ingress: Ingress
     callbacks: Callbacks
     dispatcher: Dispatcher
@@ -175,7 +178,7 @@ def open_publisher(settings: Settings) -> Publisher | None:
 
             return MemoryBus()
         case "redis" | "rediss" | "unix":
-            with _understood():
+            with _understood("LUCIUS_BUS_URL"):
                 from lucius.adapters.bus_redis.publisher import RedisPublisher
 
                 return RedisPublisher(settings.bus_url)
@@ -187,21 +190,31 @@ def open_dead_letters(settings: Settings) -> DeadLetters | None:
     """What the bus puts aside; None for one that gives each message out but once."""
     if settings.bus_url.partition(":")[0] not in ("redis", "rediss", "unix"):
         return None
-    with _understood():
+    with _understood("LUCIUS_BUS_URL"):
         from lucius.adapters.bus_redis.dead_letters import RedisDeadLetters
 
         return RedisDeadLetters(settings.bus_url)
 
 
+def open_gate(settings: Settings) -> Gate | None:
+    """What refuses before the ledger is asked; None unless it is wanted. Connects to nothing yet."""
+    if not settings.gate_url:
+        return None
+    with _understood("LUCIUS_GATE_URL"):
+        from lucius.adapters.gates_redis import RedisGate
+
+        return RedisGate(settings.gate_url)
+
+
 @contextmanager
-def _understood() -> Iterator[None]:
-    """Raises SettingsError for a bus URL that can't be one, or whose packages are not there."""
+def _understood(variable: str) -> Iterator[None]:
+    """Raises SettingsError for a Redis URL that can't be one, or whose packages are not there."""
     try:
         yield
     except ImportError as error:
-        raise SettingsError("LUCIUS_BUS_URL: redis:// needs the extra: pip install 'lucius[redis]'") from error
+        raise SettingsError(f"{variable}: redis:// needs the extra: pip install 'lucius[redis]'") from error
     except ValueError as error:
-        raise SettingsError(f"LUCIUS_BUS_URL: {error}") from None
+        raise SettingsError(f"{variable}: {error}") from None
 
 
 def open_caller(settings: Settings, config: ConfigSource, clock: Clock) -> Caller:
@@ -232,6 +245,7 @@ def build(
     caller: Caller | None = None,
     role: Role = Role.WHOLE,
     drain: Drain | None = None,
+    gate: Gate | None = None,
 ) -> Runtime:
     """Put the parts together. Opens and starts nothing."""
     drain = drain or Drain()
@@ -259,9 +273,11 @@ def build(
     )
     defaults = LimitDefaults(settings.global_inflight, settings.tenant_inflight)
     limits = Limits(config, defaults)
+    admission = Admission(gate, store)
     ingress = Ingress(
         ledger=store,
         jobs=jobs,
+        admission=admission,
         protocols=protocols,
         config=config,
         limits=defaults,
@@ -299,6 +315,7 @@ def build(
         hub=hub,
         jobs=jobs,
         auth=auth,
+        admission=admission,
         ingress=ingress,
         callbacks=Callbacks(jobs, store, signer, clock, settings.late_window_ms),
         dispatcher=dispatcher,
@@ -393,20 +410,24 @@ async def open_runtime(
             env,
             role=role,
             drain=drain,
+            gate=open_gate(settings),
         )
         await runtime.protocols.refresh()
         attach(runtime)
         if role is not Role.API:
             await runtime.engine.start()
             runtime.hub.relays = runtime.publisher is not None
-        reload = asyncio.create_task(supervised("reload", lambda: _reload(runtime), runtime.metrics.loop_failed))
+        loops = {"reload": lambda: _reload(runtime), **runtime.admission.loops()}
+        tasks = [asyncio.create_task(supervised(*loop, runtime.metrics.loop_failed)) for loop in loops.items()]
         try:
             yield runtime
         finally:
-            reload.cancel()
+            for task in tasks:
+                task.cancel()
             runtime.hub.close()
             await runtime.drain.unless_at_once(runtime.engine.stop(runtime.drain.left()))
             await runtime.engine.stop(0)
+            await runtime.admission.close()
             if runtime.publisher is not None:
                 await runtime.publisher.close()
     finally:
@@ -415,7 +436,7 @@ async def open_runtime(
 
 def attach(runtime: Runtime) -> None:
     """Let what follows a durable decision follow it: wake-ups, metrics, logs."""
-    runtime.hub.observers.extend((runtime.metrics.committed, log_decision))
+    runtime.hub.observers.extend((runtime.metrics.committed, log_decision, runtime.admission.committed))
     runtime.store.on_commit = runtime.hub.committed
     runtime.store.on_flush = runtime.metrics.flushed
     runtime.store.on_wake = runtime.hub.heard

@@ -11,6 +11,7 @@ from lucius.core.routing import route
 from lucius.ports.config import ConfigSource
 from lucius.ports.errors import AlreadyAccepted, LimitReached
 from lucius.ports.ledger import IdempotencyRow, Ledger, idempotency_token
+from lucius.service.admission import Admission
 from lucius.service.auth import Principal
 from lucius.service.canonical import command_value, fingerprint
 from lucius.service.catalog import Catalog
@@ -29,6 +30,7 @@ class Ingress:
         *,
         ledger: Ledger,
         jobs: Jobs,
+        admission: Admission,
         protocols: Catalog,
         config: ConfigSource,
         limits: LimitDefaults,
@@ -38,6 +40,7 @@ class Ingress:
     ) -> None:
         self._ledger = ledger
         self._jobs = jobs
+        self._admission = admission
         self._protocols = protocols
         self._config = config
         self._limits = limits
@@ -60,10 +63,8 @@ class Ingress:
         command = self._command(job_id, envelope, protocol, payload, principal)
         try:
             choice = resolve_mode(self._config.current(), envelope.mode, command.tenant_id, command.doc_id)
-        except Rejected:
-            if known := await self._ledger.accepted(command.tenant_id, idempotency_token(command)):
-                return await self._existing(known, command)
-            raise
+        except Rejected as refused:
+            return await self._unless_known(command, refused)
         return await self._accept(job_id, command, protocol, choice)
 
     async def _repeated(self, envelope: CommandEnvelope, who: Principal, refused: Rejected) -> Accepted:
@@ -72,6 +73,10 @@ class Ingress:
         if retired is None:
             raise refused
         command = self._command("", envelope, retired.protocol, {}, who)
+        return await self._unless_known(command, refused)
+
+    async def _unless_known(self, command: Command, refused: Rejected) -> Accepted:
+        """What was accepted once finds its job, whatever would be said to it today."""
         known = await self._ledger.accepted(command.tenant_id, idempotency_token(command))
         if known is None:
             raise refused
@@ -117,12 +122,15 @@ class Ingress:
             routing=route(command.tenant_id, command.doc_id, choice.mode, choice.source, choice.reason),
             caps=caps(self._config.current(), self._limits, command.tenant_id, choice.mode, protocol),
         )
+        if full := await self._admission.full(submit.caps):
+            return await self._unless_known(command, over_limit(full))
         inputs: tuple[Input, ...] = (submit, Start()) if self._starts_jobs else (submit,)
         try:
             decision = await self._jobs.create(inputs)
         except AlreadyAccepted as known:
             return await self._existing(IdempotencyRow(known.job_id, known.idempotency_hash), command)
         except LimitReached as reached:
+            self._admission.refused(reached)
             raise over_limit(reached) from None
         return Accepted(jobId=job_id, status=decision.job.status, duplicate=False)
 
