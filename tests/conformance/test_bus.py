@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pytest
 import redis
@@ -15,7 +15,7 @@ from lucius.adapters.bus_memory import MemoryBus
 from lucius.adapters.bus_redis.consumer import RedisConsumer
 from lucius.adapters.bus_redis.publisher import RedisPublisher
 from lucius.contract import Directive
-from lucius.ports.bus import Consumer
+from lucius.ports.bus import Consumer, Publisher
 from lucius.ports.errors import BusDown, MessageRefused
 from tests.conformance.control_plane import QUIET, ControlPlane, control_plane
 from tests.support.redis import RedisServer
@@ -81,12 +81,12 @@ class LocalHarness:
 class RedisHarness:
     def __init__(self, server: RedisServer) -> None:
         self._server = server
-        self._publisher = RedisPublisher(server.url)
+        self.publisher = RedisPublisher(server.url)
         self._consumers: list[RedisConsumer] = []
 
     async def offer(self, *directives: Directive) -> None:
         for one in directives:
-            await self._publisher.publish(f"global-bus-p{one.lane}", one)
+            await self.publisher.publish(f"global-bus-p{one.lane}", one)
 
     def consumer(self, service: str, lanes: Iterable[int] | None = None) -> Consumer:
         consumer = RedisConsumer(self._server.url, service, lanes)
@@ -106,7 +106,7 @@ class RedisHarness:
     async def close(self) -> None:
         for consumer in self._consumers:
             await consumer.close()
-        await self._publisher.close()
+        await self.publisher.close()
 
 
 @asynccontextmanager
@@ -229,6 +229,20 @@ async def test_what_is_settled_is_nobody_s_any_more(bus: Bus) -> None:
     directives = await consumer.pull(10, 0)
     assert await consumer.settle(directives) == [True, True]
     assert await bus.consumer("ocr").pull(10, 0) == []
+
+
+@pytest.mark.parametrize("harness", [memory_bus, redis_bus], ids=["memory", "redis"])
+async def test_a_publisher_knows_whether_its_bus_answers(
+    tmp_path: Path, harness: Callable[[Path], AbstractAsyncContextManager[Bus]]
+) -> None:
+    async with harness(tmp_path) as bus:
+        publisher: Publisher = bus.bus if isinstance(bus, MemoryHarness) else cast(RedisHarness, bus).publisher
+        await publisher.ping()
+        await bus.go_down()
+        with pytest.raises(BusDown):
+            await publisher.ping()
+        await bus.come_up()
+        await publisher.ping()
 
 
 class TestMemory:
