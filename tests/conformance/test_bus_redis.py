@@ -153,6 +153,19 @@ class TestPublisher:
         with pytest.raises(BusDown, match="NOREPLICAS"):
             await publisher.publish("global-bus-p3", directive())
 
+    async def test_after_a_failover_the_new_primary_is_looked_for(self, own_bus: Bus) -> None:
+        """As behind a name, or a proxy, that leads to it: over the old connection nothing would ever get better."""
+        async with cut_line(own_bus.server.port) as line:
+            publisher = own_bus.publisher(f"redis://127.0.0.1:{line.port}")
+            await publisher.publish("global-bus-p3", directive())
+            own_bus.client.replicaof("127.0.0.1", 1)
+            with pytest.raises(BusDown, match="read only"):
+                await publisher.publish("global-bus-p3", directive())
+            connections = line.connections
+            own_bus.client.replicaof("NO", "ONE")
+            await publisher.publish("global-bus-p3", directive())
+            assert line.connections == connections + 1
+
     async def test_what_is_too_large_is_refused_and_its_neighbours_are_not(self, bus: Bus) -> None:
         publisher = bus.publisher(most_bytes=2_000)
         sent = (directive(number=1), directive(number=2, payload={"a": "b" * 2_000}), directive(number=3))

@@ -11,6 +11,7 @@ class CutLine:
         self.port = 0
         self.deaf = False
         """Answers are swallowed; the connection stays."""
+        self.connections = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -30,6 +31,7 @@ class CutLine:
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         there, to_there = await asyncio.open_connection("127.0.0.1", self._to)
         self._writers |= {writer, to_there}
         both = [self._pass_on(reader, to_there, False), self._pass_on(there, writer, True)]

@@ -15,7 +15,7 @@ from lucius.service.jobs import Jobs
 log = structlog.get_logger(__name__)
 
 BATCH = 100
-WAIT_SECONDS = 5.0
+WAIT_SECONDS = 20.0
 CODE = "POISON_MESSAGE"
 
 

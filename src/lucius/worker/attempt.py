@@ -90,16 +90,16 @@ class Attempt:
         return None if self._fenced else result  # it may not have heeded the cancellation
 
     def _must_ask_first(self) -> bool:
-        """It lay on the bus for too long: the job may have gone on without it, and what may not be repeated must not
-        be begun to be fenced in the middle."""
-        deadline = datetime.fromisoformat(self.directive.ack_deadline).timestamp()
-        return self.directive.retry_safety == NOT_SAFE and self._timing.wall() > deadline
+        """It lay on the bus for too long, or was another's before: the job may have gone on without it."""
+        return self._timing.wall() > datetime.fromisoformat(self.directive.ack_deadline).timestamp()
 
     async def _is_wanted(self) -> bool:
+        """Who is not to go on is fenced by the answer. With none, only what may be repeated is worth a try."""
         await self._answered.wait()
-        if not self.heard:
-            log.warning("not begun: it came too late, and nobody said that it is still wanted")
-        return self.heard
+        if self.heard or self.directive.retry_safety != NOT_SAFE:
+            return True
+        log.warning("not begun: it came too late, and nobody said that it is still wanted")
+        return False
 
     def _beat_later(self) -> None:
         pause = self.directive.lease_seconds / 3 * (0.8 + 0.2 * self._timing.random())

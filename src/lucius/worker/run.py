@@ -26,7 +26,7 @@ def run_from_env(services: Sequence[Service]) -> None:
     code = 0
     try:
         settings = settings_from()
-        if not settings.api_key:
+        if not settings.api_key and settings.bus_url == "local:":
             raise BadSetting("LUCIUS_API_KEY is not set: a key of scope serve for this service")
         serve(services, settings)
     except (BadSetting, BadService) as error:

@@ -136,9 +136,26 @@ class TestOnce:
         bench.timing.advance(5)
         await bench.result()
 
+    async def test_that_comes_too_late_is_not_begun_if_nobody_answers(self, bench: Bench, witness: Witness) -> None:
+        scripted = Scripted(lambda _: StepResult())
+        await bench.orchestrator.stop()
+        bench.timing.advance(31)
+        bench.start(scripted, consumer=witness)
+        await bench.publish(1, retry_safety=ONCE)
+        await bench.publish(2)
+        await until(lambda: bool(bench.waits()))
+        bench.timing.advance(60)
+        await until(lambda: len(scripted.started) == 1)
+        assert scripted.started[0].directive.jobId == "job-2"
+
+
+class TestLate:
+    """A directive that comes after its ACK deadline."""
+
+    @pytest.mark.parametrize("safety", [ONCE, "SAFE_TO_RETRY"])
     @pytest.mark.parametrize("wanted", [True, False])
-    async def test_that_comes_too_late_is_begun_only_if_it_is_still_wanted(
-        self, bench: Bench, witness: Witness, wanted: bool
+    async def test_is_begun_only_if_it_is_still_wanted(
+        self, bench: Bench, witness: Witness, wanted: bool, safety: str
     ) -> None:
         scripted = Scripted(lambda _: StepResult())
         gate = asyncio.Event()
@@ -147,7 +164,7 @@ class TestOnce:
         bench.orchestrator.answer = lambda _: applied if wanted else {"status": 409, "code": "STALE"}
         bench.timing.advance(31)
         bench.start(scripted, consumer=witness)
-        await bench.publish(1, retry_safety=ONCE)
+        await bench.publish(1, retry_safety=safety)
         await until(lambda: bool(bench.orchestrator.of_type("ack")))
         await some_turns()
         assert scripted.started == []
