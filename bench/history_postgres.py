@@ -26,7 +26,7 @@ DAY_MS = 86_400_000
 MONTH_MS = 30 * DAY_MS
 SOON_MS = 1_000  # what lies further ahead in a pattern is a deadline
 CHUNK = 500
-ID_BITS = 22
+ID_BITS = 20
 
 BEGAN = 1_700_000_000_000  # of the patterns: their instants are told from other numbers by how they begin
 INSTANT = re.compile(r"\b17000\d{8}\b")

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from lucius.adapters import rows
 from lucius.adapters.ledger_postgres import PostgresLedger
 from lucius.adapters.postgres import queries
+from lucius.adapters.postgres.batch import first_id_after
 from lucius.adapters.postgres.database import Database
 from lucius.core.model import (
     BlockedReason,
@@ -34,6 +35,7 @@ FINISHED = 100_000
 BIG = {"jobs", "done", "steps", "attempts", "events", "reviews"}
 MANY = 400  # rows that any part of a statement may touch
 TIMES = 8
+INSTANT_IN_2200 = 7_258_118_400_000
 
 
 @pytest.fixture
@@ -161,6 +163,10 @@ class TestWhatCannotBeKept:
         assert len(found.jobs) == (instant < 0)
 
 
+def test_there_are_numbers_for_the_jobs_of_two_centuries() -> None:
+    assert first_id_after(INSTANT_IN_2200) < 2**63
+
+
 class TestDrift:
     async def test_drift_behind_a_long_queue_is_found_by_and_by(
         self, ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch
@@ -217,7 +223,7 @@ def past() -> list[tuple[Any, ...]]:
     last = then(first, status=JobStatus.SUCCEEDED, active=(), completed_at=9_000)
     jobs = """
         INSERT INTO jobs
-        SELECT (1000 + n) << 22, 'past-' || n, 'acme', 'OCR', 1000 + n, 'key:' || n, 'hash-' || n, $2
+        SELECT (1000 + n) << 20, 'past-' || n, 'acme', 'OCR', 1000 + n, 'key:' || n, 'hash-' || n, $2
         FROM generate_series(1::bigint, $1) AS n
     """
     done = "INSERT INTO done SELECT id, 3, 'SUCCEEDED', tenant_id, request_type, created_at + 100, $1 FROM jobs"
@@ -237,10 +243,10 @@ def past() -> list[tuple[Any, ...]]:
 
 
 RARE = """
-    UPDATE done SET tenant_id = 'tenant-' || (id >> 22) % 10,
-        status = CASE (id >> 22) % 2 WHEN 0 THEN 'FAILED_FINAL' ELSE 'SUCCEEDED' END,
-        request_type = CASE (id >> 22) % 3 WHEN 0 THEN 'SIS' ELSE 'OCR' END
-    WHERE id < 1200::bigint << 22
+    UPDATE done SET tenant_id = 'tenant-' || (id >> 20) % 10,
+        status = CASE (id >> 20) % 2 WHEN 0 THEN 'FAILED_FINAL' ELSE 'SUCCEEDED' END,
+        request_type = CASE (id >> 20) % 3 WHEN 0 THEN 'SIS' ELSE 'OCR' END
+    WHERE id < 1200::bigint << 20
 """
 
 

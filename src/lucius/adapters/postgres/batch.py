@@ -10,7 +10,7 @@ from lucius.core.decision import Decision
 from lucius.core.model import Instant, Job, OutboxRow, OutboxStatus
 from lucius.ports.ledger import idempotency_token
 
-_ID_BITS = 22
+_ID_BITS = 20
 
 _WIDTHS = {
     "jobs": 8,
