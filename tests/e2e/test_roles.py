@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import need_postgres
 from tests.e2e.support import KEY, REPO, Api, Json, until
 from tests.support.ports import free_port
+from tests.support.postgres import PostgresServer
 
 SOON = 8.0
 SECRET = "a-secret-that-all-replicas-share"
@@ -51,6 +53,9 @@ class Server:
     def checks(self) -> tuple[int, dict[str, Json]]:
         status, said = self.api.call("GET", "/readyz")
         return status, said["checks"]
+
+    def is_unready(self) -> bool:
+        return self.checks()[0] == 503
 
     def ask_to_stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -115,7 +120,7 @@ class TestDrain:
             in_flight = HalfSent(server.port, 1)
             asked = time.monotonic()
             server.ask_to_stop()
-            until(lambda: server.checks()[0] == 503, "it says that it stops", SOON)
+            until(server.is_unready, "it says that it stops", SOON)
             while time.monotonic() < asked + 0.8:
                 status, checks = server.checks()
                 assert (status, checks["draining"]["ok"]) == (503, False)
@@ -142,7 +147,7 @@ class TestDrain:
         with started(tmp_path, "api", LUCIUS_DRAIN_DELAY="60", LUCIUS_DRAIN_SECONDS="60") as server:
             stuck = HalfSent(server.port, 1)
             server.ask_to_stop()
-            until(lambda: server.checks()[0] == 503, "it says that it stops", SOON)
+            until(server.is_unready, "it says that it stops", SOON)
             server.ask_to_stop()
             server.ended()
             del stuck
@@ -195,6 +200,28 @@ class TestApart:
             assert front.checks()[0] == 200
             front.ask_to_stop()
             front.ended()
+
+    def test_without_its_database_neither_is_ready_and_both_are_again_with_it(self, tmp_path: Path) -> None:
+        need_postgres()
+        database = PostgresServer().start()
+        env = {"LUCIUS_LEDGER_URL": database.url("apart")}
+        try:
+            with (
+                started(tmp_path, "api", "--no-engine", **env) as front,
+                started(tmp_path, "reconciler", **env) as back,
+            ):
+                database.stop(crash=True)
+                for server in (front, back):
+                    until(server.is_unready, "it notices", SOON)
+                    asked = time.monotonic()
+                    assert server.checks()[1]["ledger"]["ok"] is False
+                    assert time.monotonic() - asked < 3, "whoever asks is answered soon"
+                    assert server.api.get("/healthz") == {"status": "ok"}, "a restart would not help"
+                database.start()
+                for server in (front, back):
+                    until(server.api.ready, "it is ready again", 30)
+        finally:
+            database.remove()
 
     def test_a_reconciler_without_a_port_for_probes_ends_in_order_too(self, tmp_path: Path, postgres_url: str) -> None:
         env = {"LUCIUS_LEDGER_URL": postgres_url}
