@@ -33,6 +33,7 @@ Connection: TypeAlias = "PoolConnectionProxy[Record]"
 _GONE = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,  # the connection was closed under us
+    asyncpg.InternalClientError,  # the server has said goodbye, and the line is not down yet
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
