@@ -40,7 +40,9 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
     """Implements Ledger, Outbox, Reader, ReviewReader and ProtocolStore."""
 
     def __init__(self, database: Database) -> None:
-        PostgresReader.__init__(self, database)
+        self._cache = Cache()
+        self._loads = Loads(database, self._cache)
+        PostgresReader.__init__(self, database, self._loads.protocol)
         me = random.getrandbits(62) + 1
         clock = DatabaseClock()
         self.clock: Clock | None = clock
@@ -49,8 +51,6 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
         self.on_commit: Callable[[Decision], None] | None = None
         self.on_flush: Callable[[int, float], None] | None = None
         self.on_wake: Callable[[Wake], None] | None = None
-        self._cache = Cache()
-        self._loads = Loads(database, self._cache)
         self._keys = Keys(database)
         self._outbox = PostgresOutbox(database, clock, me)
         self._writer = Writer(database, self._cache, self._outbox.hold, self._durable, self._flushed)

@@ -2,5 +2,6 @@
 
 `schema` tables and migrations · `database` connections and errors · `batch` a group of decisions as arrays · `writer`
 group commit · `cache` live jobs as this process saw them last · `outbox` what is taken and held · `wakes` what
-processes tell each other · `clock` the database's time · `queries`, `reviews`, `versions` everything that only reads.
+processes tell each other · `clock` the database's time · `loads` jobs for decisions · `queries` (with `listing`),
+`reviews`, `versions` everything that only reads · `texts` what can't be asked for.
 """

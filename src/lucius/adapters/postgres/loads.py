@@ -87,9 +87,10 @@ class Loads:
         known = self._cache.entry(job.job_id)
         if live and (known is None or known.job.version <= job.version):
             self._cache.put(Entry(job, dict(steps), set(asked)))
-        return JobView(job, await self._protocol(job.protocol_digest), steps, asked)
+        return JobView(job, await self.protocol(job.protocol_digest), steps, asked)
 
-    async def _protocol(self, digest: str) -> Protocol:
+    async def protocol(self, digest: str) -> Protocol:
+        """What a digest stands for never changes, so this may be remembered."""
         found = self._cache.protocols.get(digest)
         if found is None:
             row = await self._database.row(_PROTOCOL, digest)

@@ -6,7 +6,7 @@ sorted by all of it: only the index meant can answer that. What is joined to a p
 always a probe, however few rows PostgreSQL believes the tables to have.
 """
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from lucius.adapters import rows
@@ -17,7 +17,6 @@ from lucius.adapters.postgres.texts import findable
 from lucius.core.decision import EndedAttempt, JobView
 from lucius.core.model import Event, Instant, Quarantined, Step
 from lucius.core.protocol import Protocol
-from lucius.ports.errors import LedgerCorrupt
 from lucius.ports.ledger import Drift, JobFilter, JobPage, StoredAttempt, StoredEvent
 
 DRIFT_WINDOW = 2_000
@@ -31,7 +30,6 @@ _JOB = """
     FROM jobs LEFT JOIN live ON live.id = jobs.id LEFT JOIN done ON done.id = jobs.id
     WHERE jobs.job_id = $1
 """
-_PROTOCOL = "SELECT body FROM protocols WHERE digest = $1"
 
 _OF_JOB = "job = (SELECT id FROM jobs WHERE job_id = $1)"
 _ATTEMPTS = f"SELECT body FROM attempts WHERE {_OF_JOB}"
@@ -106,9 +104,9 @@ _DRIFTED = f"""
 class PostgresReader:
     """Implements Reader, and the repairs' half of Ledger."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, protocol: Callable[[str], Awaitable[Protocol]]) -> None:
         self._database = database
-        self._pinned: dict[str, Protocol] = {}
+        self._protocol = protocol
         self._drift_after = 0
 
     async def job(self, job_id: str) -> JobView | None:
@@ -117,16 +115,6 @@ class PostgresReader:
             return None
         job = rows.job(row["command"], row["head"])
         return JobView(job, await self._protocol(job.protocol_digest), _by_name(row["steps"]))
-
-    async def _protocol(self, digest: str) -> Protocol:
-        """What a digest stands for never changes, so this may be remembered."""
-        found = self._pinned.get(digest)
-        if found is None:
-            row = await self._database.row(_PROTOCOL, digest)
-            if row is None:
-                raise LedgerCorrupt(f"the ledger has jobs under protocol {digest}, and lost it; restore a backup")
-            found = self._pinned[digest] = rows.protocol(row["body"])
-        return found
 
     async def jobs(self, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
         below = _LAST if cursor is None else decode_cursor(cursor)
