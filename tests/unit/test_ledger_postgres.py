@@ -270,6 +270,20 @@ class TestHolds:
         await here.commit(dispatch("a"))
         assert [found.job_id for found in await here.pending(query)] == ["a"]
 
+    async def test_a_row_that_is_due_later_is_found_at_its_time_here_and_soon_elsewhere(
+        self, here: PostgresLedger, there: PostgresLedger
+    ) -> None:
+        async def at(ledger: PostgresLedger, instant: int) -> list[str]:
+            query = PendingQuery(limit=10, now=instant, service="ocr", hold_ms=1_000)
+            return [found.job_id for found in await ledger.pending(query)]
+
+        assert await at(here, 1_000) == await at(there, 1_000) == []
+        await here.commit(dispatch("a", next_attempt_at=3_000))
+        assert await at(here, 2_999) == []
+        assert await at(there, 3_000) == []
+        assert await at(here, 3_000) == ["a"]
+        assert await at(there, 16_000) == ["a"]
+
     async def test_a_due_job_is_one_processs_business(self, here: PostgresLedger, there: PostgresLedger) -> None:
         await here.commit(accept("a", due_at=100))
         assert await there.due(200, 10, 5_000) == ["a"]

@@ -6,6 +6,7 @@ process holds it from the start, and it is handed out from memory.
 
 from collections.abc import Callable, Collection, Container, Iterable
 from itertools import chain, zip_longest
+from typing import Any
 
 from asyncpg import Record
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from lucius.ports.clock import Clock
 from lucius.ports.ledger import PendingQuery
 
 RESERVED_MS: Millis = 5_000
+LATER_MS: Millis = 15_000
 NOBODY: Hold = (0, 0)
 
 _COLUMNS = """
@@ -81,6 +83,7 @@ class PostgresOutbox:
         self._empty: set[str] = set()
         self._news = 0
         self._quiet_since = -1
+        self._later_at: dict[str, Instant] = {}
         self._turn = 0
         self._turns: dict[str, int] = {}
         self.awaited: Callable[[str, int], bool] = lambda service, lane: False
@@ -101,6 +104,8 @@ class PostgresOutbox:
                     self._reserved.setdefault(row.service, {})[row.outbox_id] = row
                 elif row.next_attempt_at is None:
                     self.heard([row.service])
+                elif row.next_attempt_at < self._later_at.get(row.service, 0):
+                    self._later_at[row.service] = row.next_attempt_at
 
     def heard(self, services: Iterable[str]) -> None:
         """There are rows in the database that nobody here has seen."""
@@ -168,6 +173,16 @@ class PostgresOutbox:
             ready += await self._later(service, query, query.limit - len(ready))
         return ready
 
+    async def _held_later(self, service: str, query: PendingQuery, values: tuple[Any, ...]) -> list[Record]:
+        """Rows of other processes come up unannounced, so there is a look now and then; our own when they are due."""
+        if query.now < self._later_at.get(service, 0):
+            return []
+        self._later_at[service] = query.now + LATER_MS
+        found = await self._database.rows(_HOLD_LATER, *values, query.now + query.hold_ms)
+        if found:
+            self._later_at.pop(service)
+        return found
+
     def _take_reserved(self, service: str, query: PendingQuery) -> list[OutboxRow]:
         mine = self._reserved.get(service)
         if not mine:
@@ -187,7 +202,7 @@ class PostgresOutbox:
         known = sorted(query.except_rows) or None
         values = (service, query.now, _lanes(query), query.now, self._me, limit, known)
         if query.hold_ms:
-            found = await self._database.rows(_HOLD_LATER, *values, query.now + query.hold_ms)
+            found = await self._held_later(service, query, values)
         else:
             found = await self._database.rows(_LATER, *values)
         return [_row(record) for record in sorted(found, key=lambda r: (r["next_attempt_at"], r["seq"]))]
