@@ -47,8 +47,8 @@ IDLE_BAR = 0.05
 class Sizes(Struct, frozen=True, kw_only=True):
     runs: int
     seconds: float
-    finished: int = 1_000_000
-    live: int = 50_000
+    finished: int
+    live: int
     replicas: int = 64
     idle_seconds: float = 20.0
     waiting: int = 10_000
@@ -211,11 +211,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--finished", type=int, default=1_000_000, help="jobs of the past")
+    parser.add_argument("--live", type=int, default=50_000, help="jobs of the past that are not over")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--strict", action="store_true", help="fail below a bar")
     parser.add_argument("--quick", action="store_true", help="does it still run? Without DBOS; figures mean nothing")
     given = parser.parse_args()
-    sizes = QUICK if given.quick else Sizes(runs=given.runs, seconds=given.seconds)
+    chosen = Sizes(runs=given.runs, seconds=given.seconds, finished=given.finished, live=given.live)
+    sizes = QUICK if given.quick else chosen
     parts = frozenset(given.parts) - (frozenset(["dbos"]) if given.quick else frozenset())
     print("PostgreSQL:", ", ".join(f"{name}={value}" for name, value in {"fsync": "on", **SETTINGS}.items()))
     with postgres() as server, tempfile.TemporaryDirectory() as folder:
