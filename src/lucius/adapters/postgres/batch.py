@@ -18,7 +18,7 @@ _WIDTHS = {
     "steps": 5,
     "attempts": 4,
     "events": 3,
-    "outbox": 15,
+    "outbox": 16,
     "settled": 2,
     "late": 5,
     "reviews": 7,
@@ -32,8 +32,8 @@ Hold = tuple[int, Instant]
 
 
 class Ids:
-    """Numbers for new jobs: the instant of acceptance, then chance. Within a process they only grow, so a clock that
-    went back yields ids ahead of their time; two processes that hit on the same one are told by the primary key."""
+    """Numbers in the order of time: the instant, then chance. Within a process they only grow, so a clock that went
+    back yields ids ahead of their time. Of two processes that hit on the same id for a job, one is told by the key."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -48,7 +48,7 @@ def first_id_after(instant: Instant) -> int:
 
 
 def arguments(
-    decisions: Sequence[Decision], places: Sequence[Place], hold: Callable[[OutboxRow], Hold]
+    decisions: Sequence[Decision], places: Sequence[Place], hold: Callable[[OutboxRow], Hold], turns: Ids
 ) -> tuple[list[list[Any]], set[str]]:
     """Every decision is about another job. Sorted as `commit_1` wants it; with the outbox rows that will be held."""
     found: dict[str, list[Row]] = {name: [] for name in _WIDTHS}
@@ -56,8 +56,9 @@ def arguments(
         _add(found, decision, place.id, place.table, hold)
     found["jobs"].sort(key=lambda row: (row[2], row[5]))
     found["heads"].sort(key=lambda row: row[0])
-    arrays = [column for name, width in _WIDTHS.items() for column in _columns(found[name], width)]
     held = {row[1] for row in found["outbox"] if row[-2]}
+    found["outbox"] = [(*row, turns.next(row[10])) for row in found["outbox"]]
+    arrays = [column for name, width in _WIDTHS.items() for column in _columns(found[name], width)]
     return arrays + _columns(_counters(decisions), 3), held
 
 

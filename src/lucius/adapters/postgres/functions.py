@@ -25,7 +25,7 @@ CREATE FUNCTION commit_1(
     e_job bigint[], e_seq integer[], e_body text[],
     o_job bigint[], o_id text[], o_job_id text[], o_tenant text[], o_step text[], o_no integer[], o_lease text[],
     o_service text[], o_topic text[], o_lane smallint[], o_created bigint[], o_next bigint[], o_claimed bigint[],
-    o_holder bigint[], o_until bigint[],
+    o_holder bigint[], o_until bigint[], o_seq bigint[],
     x_job bigint[], x_id text[],
     q_job bigint[], q_step text[], q_no integer[], q_lease text[], q_body text[],
     r_id text[], r_job_id text[], r_tenant text[], r_kind text[], r_status text[], r_signature text[], r_body text[],
@@ -114,9 +114,9 @@ BEGIN
     END IF;
     IF cardinality(o_job) > 0 THEN
         INSERT INTO outbox (job, outbox_id, job_id, tenant_id, step_id, attempt_no, lease_id, service, topic, lane,
-                            created_at, next_attempt_at, claimed_at, holder, held_until)
+                            created_at, next_attempt_at, claimed_at, holder, held_until, seq)
         SELECT * FROM unnest(o_job, o_id, o_job_id, o_tenant, o_step, o_no, o_lease, o_service, o_topic, o_lane,
-                             o_created, o_next, o_claimed, o_holder, o_until)
+                             o_created, o_next, o_claimed, o_holder, o_until, o_seq)
         ON CONFLICT (job, outbox_id) DO UPDATE
         SET attempt_no = excluded.attempt_no, lease_id = excluded.lease_id, next_attempt_at = excluded.next_attempt_at,
             claimed_at = excluded.claimed_at, holder = excluded.holder, held_until = excluded.held_until;

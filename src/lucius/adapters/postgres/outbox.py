@@ -50,14 +50,17 @@ _CLAIMED = f"""
 # Hops from service to service along the index.
 _SERVICES = """
     WITH RECURSIVE heads AS (
-        (SELECT service, seq FROM outbox ORDER BY service, next_attempt_at, seq LIMIT 1)
+        (SELECT service, seq FROM outbox WHERE {which} ORDER BY {order} LIMIT 1)
         UNION ALL
         SELECT behind.service, behind.seq FROM heads CROSS JOIN LATERAL (
-            SELECT service, seq FROM outbox WHERE service > heads.service
-            ORDER BY service, next_attempt_at, seq LIMIT 1
+            SELECT service, seq FROM outbox WHERE service > heads.service AND {which} ORDER BY {order} LIMIT 1
         ) AS behind
     ) SELECT service, seq FROM heads
 """
+_READY_SERVICES = _SERVICES.format(
+    which="next_attempt_at IS NULL AND claimed_at IS NULL", order="service, tenant_id, seq"
+)
+_LATER_SERVICES = _SERVICES.format(which="next_attempt_at IS NOT NULL", order="service, next_attempt_at, seq")
 _PUT_BACK = """
     UPDATE outbox SET holder = 0, held_until = 0 FROM unnest($1::text[], $2::text[]) AS r (job_id, outbox_id), jobs
     WHERE jobs.job_id = r.job_id AND outbox.job = jobs.id AND outbox.outbox_id = r.outbox_id AND outbox.holder = $3
@@ -143,8 +146,11 @@ class PostgresOutbox:
         if query.hold_ms and not query.later and self._quiet_since == self._news:
             return []
         news = self._news
-        services = [(seq, service) for service, seq in await self._database.rows(_SERVICES)]
-        wanted = [(self._turns.get(name, 0), seq, name) for seq, name in services if name not in query.except_services]
+        heads = await self._database.rows(_READY_SERVICES)
+        if query.later:
+            heads += await self._database.rows(_LATER_SERVICES)
+        services = {service: seq for service, seq in reversed(heads) if service not in query.except_services}
+        wanted = [(self._turns.get(service, 0), seq, service) for service, seq in services.items()]
         share = replace(query, limit=-(-query.limit // max(1, len(wanted)))) if query.hold_ms else query
         queues = [await self._of(service, share) for _, _, service in sorted(wanted)]
         dealt = chain.from_iterable(zip_longest(*queues))
@@ -154,8 +160,11 @@ class PostgresOutbox:
         return found
 
     def _all_reserved(self, query: PendingQuery) -> list[OutboxRow]:
-        wanted = [service for service in self._reserved if service not in query.except_services]
-        return [row for service in wanted for row in self._take_reserved(service, query)]
+        found: list[OutboxRow] = []
+        for service in self._reserved:
+            if service not in query.except_services and len(found) < query.limit:
+                found += self._take_reserved(service, replace(query, limit=query.limit - len(found)))
+        return found
 
     async def _of(self, service: str, query: PendingQuery) -> list[OutboxRow]:
         if not query.hold_ms:

@@ -107,7 +107,7 @@ _FIRST = (
     CREATE TABLE outbox (
         job             bigint NOT NULL,
         outbox_id       {_KEY},
-        seq             bigint GENERATED ALWAYS AS IDENTITY,
+        seq             bigint NOT NULL,    -- the order of writing
         job_id          {_KEY},
         tenant_id       {_KEY},
         step_id         {_KEY},
@@ -129,7 +129,7 @@ _FIRST = (
     CREATE INDEX outbox_ready ON outbox (service, tenant_id, seq, lane)
     WHERE next_attempt_at IS NULL AND claimed_at IS NULL
     """,
-    "CREATE INDEX outbox_later ON outbox (service, next_attempt_at, seq)",
+    "CREATE INDEX outbox_later ON outbox (service, next_attempt_at, seq) WHERE next_attempt_at IS NOT NULL",
     "CREATE INDEX outbox_claimed ON outbox (claimed_at, seq) WHERE claimed_at IS NOT NULL",
     f"CREATE TABLE counters (name {_KEY} PRIMARY KEY, value bigint NOT NULL) WITH (fillfactor = 20)",
     f"""

@@ -63,7 +63,7 @@ class Writer:
         self._hold = hold
         self._on_durable = on_durable
         self._on_group = on_group
-        self._ids = Ids()
+        self._ids, self._turns = Ids(), Ids()
         self._queue: deque[Waiting] = deque()
         self._under_way: set[asyncio.Task[bool]] = set()
         self._decided: set[Name] = set()
@@ -166,7 +166,7 @@ class Writer:
 
     async def _try(self, decisions: Sequence[Decision], places: Sequence[Place]) -> Exception | None:
         """None if the group is durable now, else what stands in its way. Raises LedgerDown and the like."""
-        values, held = arguments(decisions, places, self._hold)
+        values, held = arguments(decisions, places, self._hold, self._turns)
         try:
             async with self._database.connection() as connection:
                 await connection.execute(CALL, *values)
