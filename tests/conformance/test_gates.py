@@ -137,6 +137,8 @@ class TestMarks:
         gate = await gates(server.url)
         client_of(server).set("lucius:gate:jobs", "everything!")
         assert await marked(gate) is None
+        gate.shut(TENANT)
+        assert await marked(gate, ALL, TENANT) == TENANT
 
     async def test_many_questions_share_a_round_trip(self, server: RedisServer, gates: Open) -> None:
         gate = await gates(server.url)
@@ -162,10 +164,10 @@ class TestTrouble:
         for _ in range(20):
             gate.shut(TENANT)
             gate.reopen([ALL.counter])
+            assert not gate._next.shut
+            assert not gate._next.freed
             assert await took(marked(gate)) < QUICK
             await asyncio.sleep(0.002)
-        assert not gate._next.shut
-        assert not gate._next.freed
 
     async def test_a_frozen_server_costs_a_moment_and_then_nothing(self, server: RedisServer, gates: Open) -> None:
         gate = await gates(server.url, wait_seconds=0.05, pause_seconds=60)
@@ -176,6 +178,13 @@ class TestTrouble:
             assert 0.04 < max(await asyncio.gather(*crowd)) < 0.5
             for _ in range(20):
                 assert await took(marked(gate)) < QUICK
+
+    async def test_one_that_answers_slowly_is_left_alone_for_a_while(self, server: RedisServer, gates: Open) -> None:
+        gate = await gates(server.url, wait_seconds=0.05, pause_seconds=60)
+        with server.frozen():
+            assert await marked(gate) is None
+        await until(lambda: gate._missed)
+        assert not gate._answers
 
     async def test_after_a_freeze_it_is_asked_again(self, server: RedisServer, gates: Open) -> None:
         gate = await gates(server.url, wait_seconds=0.05, pause_seconds=0.05)
@@ -218,11 +227,16 @@ class TestTrouble:
     async def test_a_server_that_takes_no_marks_leaves_all_to_the_ledger(self, tmp_path: Path, gates: Open) -> None:
         server = RedisServer(tmp_path).start()
         try:
-            gate = await gates(server.url, pause_seconds=60)
+            gate = await gates(server.url, pause_seconds=0.2)
             client_of(server).config_set("maxmemory", 1)
             gate.shut(TENANT)
             assert await marked(gate) is None
-            assert not gate._answers
+            await until(lambda: not gate._answers)
+            client_of(server).config_set("maxmemory", 0)
+            await until(lambda: gate._answers)
+            gate.shut(ALL)
+            assert await marked(gate, ALL) == ALL, "and not what was left over from before"
+            assert await marked(gate, TENANT) is None
         finally:
             server.stop()
 

@@ -22,7 +22,6 @@ from lucius.ports.gates import MARK_SECONDS
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-SCHEMES = frozenset({"redis", "rediss", "unix"})
 WAIT_SECONDS = 0.05
 CONNECT_SECONDS = 2.0
 CALL_SECONDS = 1.0
@@ -45,11 +44,10 @@ class _Batch:
             self.answer.set_result(marks)
 
     def commands(self, prefix: str) -> list[tuple[str | int, ...]]:
-        """The question last. A counter that was freed is not marked: a job too many at the ledger costs little."""
+        """A mark goes before what frees its counter: a job too many at the ledger costs little. The question last."""
         life = round(MARK_SECONDS * 1000)
-        marks = {name: limit for name, limit in self.shut.items() if name not in self.freed}
         commands: list[tuple[str | int, ...]] = [
-            ("SET", prefix + name, limit, "PX", life) for name, limit in marks.items()
+            ("SET", prefix + name, limit, "PX", life) for name, limit in self.shut.items()
         ]
         commands += [("DEL", *(prefix + name for name in self.freed))] if self.freed else []
         commands += [("MGET", *(prefix + name for name in self.asked))] if self.asked else []
@@ -176,8 +174,6 @@ def _marks(names: Iterable[str], values: Iterable[bytes | None]) -> dict[str, in
 
 def _parse(url: str) -> tuple[Any, str]:
     parts = urlsplit(url)
-    if parts.scheme not in SCHEMES:
-        raise ValueError(f"no gate for {parts.scheme!r}; known: redis://, rediss://, unix://")
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     prefix = query.pop("prefix", "lucius:")
     pool: Any = ConnectionPool.from_url(
