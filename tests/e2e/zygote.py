@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 
 import uvicorn
 
-import lucius.api.app  # noqa: F401 - so that a fork finds it imported
+# So that a fork finds them imported.
+from lucius.cli.main import app
+from tests.e2e.recorder import serve_recorders
 from tests.e2e.victim import victim
 from tests.e2e.witness import serve_witness
 
@@ -64,6 +66,10 @@ def run(role: str, args: list[str]) -> int:
     try:
         if role == "server":
             uvicorn.run("lucius.api.app:create_app", factory=True, port=int(args[0]), log_level="warning")
+        elif role == "lucius":
+            app(args, prog_name="lucius")
+        elif role == "recorder":
+            asyncio.run(serve_recorders(*args))
         elif role == "victim":
             victim(*args).run()
         else:

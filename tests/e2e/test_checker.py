@@ -1,0 +1,282 @@
+"""The checker finds what it is there to find: a good ledger, spoilt in one way after the other."""
+
+import asyncio
+import copy
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import checker
+from tests.e2e.replicas import Clients, Cluster, running
+from tests.e2e.support import Json, Zygote, until
+from tests.support.postgres import PostgresServer
+
+SCHEMA = "checker"
+ORDERS = 30
+
+Tables = dict[str, list[Json]]
+
+
+@dataclass
+class Good:
+    """`amid` was read with everything killed while jobs waited and ran, `end` when all had ended."""
+
+    amid: Tables
+    end: Tables
+    said: checker.Histories
+
+    def found_amid(self) -> list[str]:
+        return checker.always(checker.assemble(self.amid))
+
+    def found_at_the_end(self) -> list[str]:
+        ledger = checker.assemble(self.end)
+        return checker.always(ledger) + checker.at_rest(ledger, self.said)
+
+
+async def a_run(zygote: Zygote, postgres: PostgresServer, folder: Path) -> Good:
+    cluster = Cluster(zygote, folder / "cluster", postgres.url(SCHEMA), "local:", apis=2, reconcilers=1, workers=2)
+    clients = Clients(cluster.urls, random.Random(1))
+    async with running(cluster), asyncio.TaskGroup() as group:
+        group.create_task(clients.run(clients=8, orders=ORDERS))
+        await clients.progress(12)
+        amid = await asyncio.to_thread(_stop_amid, cluster, postgres)
+        await asyncio.to_thread(cluster.start_all)
+    return Good(amid, checker.read(postgres.query, SCHEMA), cluster.histories(clients.orders))
+
+
+def _stop_amid(cluster: Cluster, postgres: PostgresServer) -> Tables:
+    """First the services, so that something waits in the outbox when the rest is killed."""
+    for name in cluster.workers:
+        cluster.kill(name)
+    until(lambda: postgres.query(f"SELECT 1 FROM {SCHEMA}.outbox LIMIT 1"), "something waits in the outbox")
+    cluster.kill_all()
+    return checker.read(postgres.query, SCHEMA)
+
+
+@pytest.fixture(scope="module")
+def made(forks: Zygote, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Good]:
+    yield asyncio.run(a_run(forks, postgres, tmp_path_factory.mktemp("checker")))
+    postgres.execute(f"DROP SCHEMA {SCHEMA} CASCADE")
+
+
+@pytest.fixture
+def good(made: Good) -> Good:
+    return copy.deepcopy(made)
+
+
+def test_a_good_ledger_has_nothing_wrong_with_it(good: Good) -> None:
+    assert good.found_amid() == []
+    assert good.found_at_the_end() == []
+    assert len(good.end["jobs"]) == ORDERS
+    assert {row["name"].partition("/")[0] for row in good.amid["counters"] if row["value"]} >= {"jobs", "pending"}
+
+
+def test_it_shares_no_code_with_the_engine() -> None:
+    source = Path(checker.__file__).read_text()
+    imported = {
+        line.split()[1].partition(".")[0] for line in source.splitlines() if line.startswith(("import", "from"))
+    }
+    assert imported.isdisjoint({"lucius", "tests"})
+
+
+# Each spoils one thing.
+
+
+def lose_a_job(good: Good) -> None:
+    lost = good.end["jobs"][3]["id"]
+    for name, rows in good.end.items():
+        good.end[name] = [row for row in rows if row.get("job", row.get("id")) != lost]
+
+
+def lose_a_head(good: Good) -> None:
+    good.end["done"].pop()
+
+
+def have_a_job_live_and_done(good: Good) -> None:
+    good.end["live"].append(good.end["done"][0])
+
+
+def bring_a_job_nobody_asked_for(good: Good) -> None:
+    good.said.orders.pop()
+
+
+def answer_a_client_with_two_jobs(good: Good) -> None:
+    good.said.orders[0]["answers"].append(good.said.orders[1]["answers"][0])
+
+
+def give_two_orders_one_job(good: Good) -> None:
+    good.said.orders[1]["answers"] = good.said.orders[0]["answers"]
+
+
+def end_otherwise_than_the_client_saw(good: Good) -> None:
+    good.said.orders[2]["status"] = "FAILED_FINAL"
+
+
+def use_a_key_twice(good: Good) -> None:
+    good.end["jobs"][1] |= {name: good.end["jobs"][0][name] for name in ("tenant_id", "key")}
+
+
+def count_one_too_many(good: Good) -> None:
+    next(row for row in good.amid["counters"] if row["name"] == "jobs")["value"] += 1
+
+
+def count_one_too_few_of_a_lane(good: Good) -> None:
+    next(row for row in good.amid["counters"] if row["name"].startswith("pending/") and row["value"])["value"] -= 1
+
+
+def leave_a_counter_behind(good: Good) -> None:
+    good.end["counters"].append({"name": "unacked/ocr", "value": 1})
+
+
+def lose_an_outbox_row(good: Good) -> None:
+    good.amid["outbox"].pop()
+
+
+def leave_an_outbox_row_of_an_old_attempt(good: Good) -> None:
+    good.amid["outbox"][0]["attempt_no"] += 1
+
+
+def lose_an_event(good: Good) -> None:
+    row = good.end["events"][4]
+    row["body"] = json.dumps(json.loads(row["body"])[:-1])
+
+
+def edit_an_event(good: Good) -> None:
+    def edit(events: list[Json]) -> None:
+        events[1]["at"] += 1
+
+    _events_of_a_job(good, edit, sealed=False)
+
+
+def apply_a_result_twice(good: Good) -> None:
+    def double(events: list[Json]) -> None:
+        place = next(n for n, event in enumerate(events) if _applied_result(event))
+        events.insert(place + 1, copy.deepcopy(events[place]) | {"attempts": {}})
+
+    _events_of_a_job(good, double)
+
+
+def apply_a_result_after_the_end(good: Good) -> None:
+    def late(events: list[Json]) -> None:
+        again = copy.deepcopy(next(event for event in events if _applied_result(event)))
+        events.append(again | {"attempts": {}, "at": events[-1]["at"]})
+
+    _events_of_a_job(good, late)
+
+
+def end_a_job_twice(good: Good) -> None:
+    def again(events: list[Json]) -> None:
+        events.append(copy.deepcopy(next(event for event in events if event["type"] == "JOB_SUCCEEDED")))
+        events[-1] |= {"attempts": {}, "at": events[-2]["at"]}
+
+    _events_of_a_job(good, again)
+
+
+def dispatch_an_attempt_number_again(good: Good) -> None:
+    def again(events: list[Json]) -> None:
+        events.insert(2, copy.deepcopy(next(event for event in events if event["type"] == "STEP_DISPATCHED")))
+        events[2] |= {"attempts": {}, "at": events[1]["at"]}
+
+    _events_of_a_job(good, again)
+
+
+def lose_an_attempt(good: Good) -> None:
+    good.end["attempts"].pop()
+
+
+def edit_an_attempt(good: Good) -> None:
+    row = good.end["attempts"][0]
+    body = json.loads(row["body"])
+    body["attempt"]["created_at"] -= 1
+    row["body"] = json.dumps(body, separators=(",", ":"))
+
+
+def keep_a_late_success_that_nobody_told_of(good: Good) -> None:
+    row = good.end["attempts"][0]
+    place = {name: row[name] for name in ("job", "step_id", "attempt_no")}
+    good.end["quarantine"].append({**place, "lease_id": "another", "body": "{}"})
+
+
+def leave_a_step_at_work(good: Good) -> None:
+    row = good.end["steps"][0]
+    row["status"] = "PROCESSING"
+    row["body"] = json.dumps(json.loads(row["body"]) | {"status": "PROCESSING"})
+
+
+def take_the_result_of_another_step(good: Good) -> None:
+    one, other = (json.loads(good.end["steps"][n]["body"]) for n in (0, 1))
+    good.end["steps"][0]["body"] = json.dumps(one | {"result": other["result"]})
+
+
+def execute_an_attempt_twice_at_once(good: Good) -> None:
+    good.said.began.append(good.said.began[0] | {"pid": -1, "token": "other", "at": good.said.began[0]["at"] + 0.001})
+
+
+def make_a_result_of_one_that_did_not_count(good: Good) -> None:
+    for entry in good.said.finished:
+        if entry["used"]:
+            entry["used"] = dict.fromkeys(entry["used"], "never")
+
+
+def _applied_result(event: Json) -> bool:
+    return (event["type"], event.get("data", {}).get("disposition")) == ("CALLBACK_RESULT", "APPLIED")
+
+
+def _events_of_a_job(good: Good, spoil: Callable[[list[Json]], None], *, sealed: bool = True) -> None:
+    """Spoils the history of a job that succeeded and, so that nothing but that is wrong, seals it anew."""
+    head = next(row for row in good.end["done"] if row["status"] == "SUCCEEDED")
+    job_id = next(row["job_id"] for row in good.end["jobs"] if row["id"] == head["id"])
+    rows = [row for row in good.end["events"] if row["job"] == head["id"]]
+    events = [event for row in rows for event in json.loads(row["body"])]
+    spoil(events)
+    before = ""
+    for seq, event in enumerate(events, 1):
+        event["seq"] = seq
+        if sealed:
+            before = event["hash"] = checker._hash(before, job_id, event)
+    body = json.loads(head["body"])
+    if sealed:
+        head["body"] = json.dumps(body | {"event_seq": len(events), "event_hash": before})
+    good.end["events"] = [row for row in good.end["events"] if row["job"] != head["id"]]
+    good.end["events"].append({"job": head["id"], "seq": 1, "body": json.dumps(events)})
+
+
+SPOILT: list[tuple[Callable[[Good], None], str]] = [
+    (lose_a_job, "was accepted, and is lost"),
+    (lose_a_head, "0 times among the live and the done"),
+    (have_a_job_live_and_done, "2 times among the live and the done"),
+    (bring_a_job_nobody_asked_for, "nobody asked for it"),
+    (answer_a_client_with_two_jobs, "was answered with"),
+    (give_two_orders_one_job, "is the answer to 2 orders"),
+    (end_otherwise_than_the_client_saw, "its client saw it end FAILED_FINAL"),
+    (use_a_key_twice, "2 jobs have the key"),
+    (count_one_too_many, "the counter jobs is"),
+    (count_one_too_few_of_a_lane, "the counter pending/"),
+    (leave_a_counter_behind, "unacked/ocr is 1 although all have ended"),
+    (lose_an_outbox_row, "is DISPATCHING, and not in the outbox"),
+    (leave_an_outbox_row_of_an_old_attempt, "waits in the outbox, and is not the current one"),
+    (lose_an_event, "are missing"),
+    (edit_an_event, "was edited, or what came before it was"),
+    (apply_a_result_twice, "2 results of attempt"),
+    (apply_a_result_after_the_end, "was applied after its end"),
+    (end_a_job_twice, "2 ends in 1 runs"),
+    (dispatch_an_attempt_number_again, "attempts were dispatched as [1, 1"),
+    (lose_an_attempt, "has ended, and is not there"),
+    (edit_an_attempt, "is not as it ended"),
+    (keep_a_late_success_that_nobody_told_of, "kept and not told of"),
+    (leave_a_step_at_work, "are at work"),
+    (take_the_result_of_another_step, "its result was made by"),
+    (execute_an_attempt_twice_at_once, "was begun by -1 while"),
+    (make_a_result_of_one_that_did_not_count, "made from results that did not count"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "expected"), SPOILT, ids=[spoil.__name__ for spoil, _ in SPOILT])
+def test_what_is_spoilt_is_found(good: Good, spoil: Callable[[Good], None], expected: str) -> None:
+    spoil(good)
+    found = good.found_amid() + good.found_at_the_end()
+    assert any(expected in what for what in found), found

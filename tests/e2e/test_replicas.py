@@ -1,0 +1,135 @@
+"""Four APIs and three reconcilers on one PostgreSQL, while everything is killed and restarted: checked from outside."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import need_postgres
+from tests.e2e import checker
+from tests.e2e.replicas import Clients, Cluster, Weather, running
+from tests.e2e.support import Api, Json, Zygote, until
+from tests.support.postgres import PostgresServer
+from tests.support.redis import RedisServer
+
+SCHEMA = "replicas"
+ROUNDS = 1
+CLIENTS = 12
+
+
+@pytest.fixture(scope="module")
+def durable() -> Iterator[PostgresServer]:
+    """With fsync, and to be restarted."""
+    need_postgres()
+    server = PostgresServer(fsync=True).start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path).start()
+    yield server
+    server.stop()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("bus", ["redis", "local"])
+async def test_nothing_is_lost_and_nothing_is_applied_twice(
+    forks: Zygote, durable: PostgresServer, redis: RedisServer, tmp_path: Path, bus: str
+) -> None:
+    print(await survive(forks, durable, redis if bus == "redis" else None, tmp_path, seed=1, rounds=ROUNDS))
+
+
+async def survive(
+    zygote: Zygote, postgres: PostgresServer, redis: RedisServer | None, folder: Path, *, seed: int, rounds: int
+) -> str:
+    """Raises AssertionError; otherwise says what happened."""
+    chance = random.Random(seed)
+    schema = f"{SCHEMA}_{seed}_{'redis' if redis else 'local'}"
+    cluster = Cluster(zygote, folder / "cluster", postgres.url(schema), redis.url if redis else "local:")
+    clients = Clients(cluster.urls, chance)
+    weather = Weather(cluster, clients, postgres, redis, chance)
+    async with running(cluster):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(clients.run(CLIENTS))
+            await weather.storm(rounds)
+            await asyncio.to_thread(_check_in_the_middle, cluster, postgres, schema)
+            await weather.storm(rounds, wipe=True)
+            clients.enough.set()
+        await asyncio.to_thread(cluster.stop_all)
+    ledger = checker.assemble(checker.read(postgres.query, schema))
+    histories = cluster.histories(clients.orders)
+    assert checker.always(ledger) == []
+    assert checker.at_rest(ledger, histories) == []
+    return _told(cluster, weather, clients, ledger, histories)
+
+
+def _check_in_the_middle(cluster: Cluster, postgres: PostgresServer, schema: str) -> None:
+    """With everything dead in the midst of work, what is in the ledger fits together, and so do the counters."""
+    cluster.kill_all()
+    ledger = checker.assemble(checker.read(postgres.query, schema))
+    assert any(job.live for job in ledger.jobs.values())
+    assert checker.always(ledger) == []
+    cluster.start_all()
+
+
+def _told(
+    cluster: Cluster, weather: Weather, clients: Clients, ledger: checker.Ledger, histories: checker.Histories
+) -> str:
+    steps = sum(len(job.steps) for job in ledger.jobs.values())
+    stale = sum(len(job.quarantine) for job in ledger.jobs.values())
+    return (
+        f"{len(clients.orders)} jobs, {steps} steps, {len(histories.began)} executions, {stale} late successes; "
+        f"{sum(weather.kills.values())} kills, {weather.freezes} freezes, PostgreSQL restarted {weather.restarts}, "
+        f"Redis wiped {weather.wiped} times; asked again {clients.asked_again} times, {cluster.mended} restarts"
+    )
+
+
+@pytest.mark.parametrize("bus", ["redis", "local"])
+async def test_two_workers_never_run_the_same_step(
+    forks: Zygote, postgres: PostgresServer, postgres_url: str, redis: RedisServer, tmp_path: Path, bus: str
+) -> None:
+    """Three of them, each with every service, take their work through two replicas while nothing goes wrong."""
+    bus_url = redis.url if bus == "redis" else "local:"
+    cluster = Cluster(forks, tmp_path / "cluster", postgres_url, bus_url, apis=2, reconcilers=1)
+    clients = Clients(cluster.urls, random.Random(1))
+    async with running(cluster):
+        await clients.run(CLIENTS, orders=60)
+        await asyncio.to_thread(cluster.stop_all)
+    histories = cluster.histories(clients.orders)
+    ledger = checker.assemble(checker.read(postgres.query, postgres_url.partition("schema=")[2]))
+    assert checker.always(ledger) + checker.at_rest(ledger, histories) == []
+    attempts = [(e["jobId"], e["stepId"], e["attempt_no"]) for e in histories.began]
+    assert len(attempts) == len(set(attempts)) >= 60
+    assert len({entry["pid"] for entry in histories.began}) == 3, "each had its share"
+
+
+async def test_two_who_pull_from_two_replicas_never_get_the_same_directive(
+    forks: Zygote, postgres_url: str, tmp_path: Path
+) -> None:
+    cluster = Cluster(forks, tmp_path / "cluster", postgres_url, "local:", apis=2, reconcilers=0, workers=0)
+    apis = [Api(url) for url in cluster.urls]
+    async with running(cluster):
+        for api in apis:
+            await asyncio.to_thread(until, api.ready, "it is ready", 60)
+        orders = [_an_order(number) for number in range(80)]
+        accepted = await asyncio.gather(*(asyncio.to_thread(apis[n % 2].submit, o) for n, o in enumerate(orders)))
+        pulls = [asyncio.to_thread(_pull_all, apis[number % 2]) for number in range(6)]
+        given = [directive for got in await asyncio.gather(*pulls) for directive in got]
+    assert sorted(directive["jobId"] for directive in given) == sorted(accepted)
+
+
+def _an_order(number: int) -> Json:
+    refs = {"input_ref": f"blob://in/{number}", "output_ref": f"blob://out/{number}"}
+    return {"tenant_id": f"t{number % 3}", "request_type": "OCR", "payload": {}, "schema_version": "v1", **refs}
+
+
+def _pull_all(api: Api) -> list[Json]:
+    """Until there is nothing left."""
+    found: list[Json] = []
+    while got := api.pull("ocr", most=3, wait_seconds=1):
+        found += got
+    return found
