@@ -62,8 +62,12 @@ async def test_nobody_gets_an_answer_that_is_older_than_the_question(keys: Keys,
 async def test_who_goes_away_takes_nobody_elses_answer_along(keys: Keys, database: Database) -> None:
     first, second, third = await asking(keys, "a") + await asking(keys, "b", "c")
     first.cancel()
-    await asyncio.sleep(0)
+    await asyncio.wait({first})
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert database.asked == [["a"], ["b", "c"]]
     second.cancel()
+    await asyncio.wait({second})
     database.answers.set()
     assert await third == IdempotencyRow("job-c", "hash")
 
