@@ -20,7 +20,6 @@ from tests.support.redis import RedisServer
 
 TENANT, ALL = Cap("jobs/tenant/acme", 5), Cap("jobs", 100)
 WITHIN = 5.0
-QUICK = 0.02  # no waiting in it
 PATIENT = 2.0  # for a loaded machine
 
 Open = Callable[..., Any]
@@ -161,23 +160,24 @@ class TestMarks:
 class TestTrouble:
     async def test_nobody_there_costs_no_time(self, gates: Open) -> None:
         gate = await gates("redis://127.0.0.1:1", connected=False, pause_seconds=0.01)
+        spent = 0.0
         for _ in range(20):
             gate.shut(TENANT)
             gate.reopen([ALL.counter])
             assert not gate._next.shut
             assert not gate._next.freed
-            assert await took(marked(gate)) < QUICK
+            spent += await took(marked(gate))
             await asyncio.sleep(0.002)
+        assert spent < PATIENT / 2
 
     async def test_a_frozen_server_costs_a_moment_and_then_nothing(self, server: RedisServer, gates: Open) -> None:
-        gate = await gates(server.url, wait_seconds=0.05, pause_seconds=60)
+        gate = await gates(server.url, wait_seconds=0.2, pause_seconds=60)
         gate.shut(TENANT)
         await marked(gate)
         with server.frozen():
             crowd = [took(marked(gate)) for _ in range(50)]
-            assert 0.04 < max(await asyncio.gather(*crowd)) < 0.5
-            for _ in range(20):
-                assert await took(marked(gate)) < QUICK
+            assert 0.19 < max(await asyncio.gather(*crowd)) < 1.0
+            assert sum([await took(marked(gate)) for _ in range(20)]) < 0.5
 
     async def test_one_that_answers_slowly_is_left_alone_for_a_while(self, server: RedisServer, gates: Open) -> None:
         gate = await gates(server.url, wait_seconds=0.05, pause_seconds=60)

@@ -263,12 +263,12 @@ class TestWithoutRedis:
 
     async def test_one_that_hangs_costs_a_moment(self, gated: Gated, server: RedisServer) -> None:
         api = await gated({"limits": {"tenant_max_inflight": 1_000}})
-        gate_of(api)._wait_seconds, gate_of(api)._pause_seconds = 0.05, NEVER
+        gate_of(api)._wait_seconds, gate_of(api)._pause_seconds = 0.2, NEVER
         with server.frozen():
             started = time.perf_counter()
             for number in range(20):
                 (await submit(api, f"{number}")).ok(202)
-            assert 0.04 < time.perf_counter() - started < 1.0, "one waits, and the others no longer do"
+            assert 0.19 < time.perf_counter() - started < 3.0, "one waits, and the others no longer do"
 
     @pytest.mark.parametrize("url", ["kafka://here", "redis://127.0.0.1?idle=5"])
     async def test_a_url_that_can_not_be_one_stops_the_start(self, start: Start, url: str) -> None:
