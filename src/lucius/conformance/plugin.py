@@ -37,6 +37,7 @@ SETTINGS = (
     Setting("slow_payload", "a payload that takes some seconds; by default LUCIUS_SERVICE_DELAY is set"),
     Setting("bad_payload", "a payload that can't ever work"),
     Setting("input", "the document; a few lines of text by default"),
+    Setting("bus", "how directives reach it: `local:`, the default, or `redis://…`, which needs `service`"),
     Setting("ack_seconds", "from hand-over to the ACK deadline; 3 by default"),
     Setting("start_seconds", "from a start to the first pull; 30 by default"),
     Setting("side_by_side", "cases at a time; 4 by default"),

@@ -82,3 +82,5 @@ def test_misuse_is_told_with_the_option_of_the_plugin(project: Path) -> None:
     done = run_pytest(project, "--lucius-service-command", "x", "--lucius-payload", "{")
     assert done.returncode == 4
     assert "--lucius-payload is not JSON" in done.stderr
+    done = run_pytest(project, "--lucius-service-command", "x", "--lucius-bus", "redis://localhost")
+    assert "say --lucius-service" in done.stderr
