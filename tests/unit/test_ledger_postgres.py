@@ -12,9 +12,10 @@ from lucius.adapters.ledger_postgres import PostgresLedger
 from lucius.adapters.postgres.batch import Ids
 from lucius.adapters.postgres.cache import Cache
 from lucius.adapters.postgres.clock import DatabaseClock
+from lucius.adapters.postgres.reserve import MOST, Reserve
 from lucius.core.decision import Decision
 from lucius.core.inputs import Cap
-from lucius.core.model import JobStatus, OutboxStatus, StepStatus
+from lucius.core.model import JobStatus, OutboxRow, OutboxStatus, StepStatus
 from lucius.ports.errors import AlreadyAccepted, LedgerDown, LedgerError, LimitReached, VersionConflict
 from lucius.ports.ledger import PendingQuery
 from lucius.ports.peers import Wake
@@ -50,8 +51,8 @@ def now(ledger: PostgresLedger) -> int:
     return ledger.clock.now()
 
 
-async def taken(ledger: PostgresLedger, hold_ms: int = 10_000, **fields: object) -> list[str]:
-    query = PendingQuery(limit=10, now=now(ledger), service="ocr", hold_ms=hold_ms)
+async def taken(ledger: PostgresLedger, hold_ms: int = 10_000, limit: int = 10) -> list[str]:
+    query = PendingQuery(limit=limit, now=now(ledger), service="ocr", hold_ms=hold_ms, later=False)
     return [found.job_id for found in await ledger.pending(query)]
 
 
@@ -244,10 +245,24 @@ class TestHolds:
     ) -> None:
         here.awaited = lambda service, lane: True
         monkeypatch.setattr("lucius.adapters.ledger_postgres.TAKEN_WITHIN_SECONDS", 60)
+        assert await taken(here) == []  # he looked, and waits
         await here.commit(dispatch("a"))
         assert await taken(there) == []
         monkeypatch.setattr(here._database, "rows", _must_not_be_asked)
         assert await taken(here) == ["a"]
+
+    async def test_whoever_is_alone_knows_his_rows_and_keeps_them_from_nobody_who_comes(
+        self, here: PostgresLedger, emptied_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert await taken(here) == []
+        await asyncio.gather(*(here.commit(dispatch(f"j{i}")) for i in range(12)))
+        with monkeypatch.context() as asking:
+            asking.setattr(here._database, "rows", _must_not_be_asked)
+            assert len(await taken(here)) == 10
+        async with opened(emptied_postgres_url) as there:
+            assert {"j10", "j11"} <= set(await taken(there, limit=20))
+            await until(lambda: not here._wakes.alone())
+            assert await taken(here) == []
 
     async def test_one_that_he_does_not_fetch_is_soon_anybodys(
         self, here: PostgresLedger, there: PostgresLedger
@@ -514,6 +529,45 @@ _WHOLE = """
 async def test_a_url_that_makes_no_sense_is_refused_with_its_name() -> None:
     with pytest.raises(LedgerError, match="LUCIUS_LEDGER_URL"):
         await PostgresLedger.open("postgresql://host:port/db")
+
+
+class TestReserve:
+    def rows(self, tenant_id: str, n: int) -> list[OutboxRow]:
+        steps = [step(f"{tenant_id}-{i}") for i in range(n)]
+        return [row(one, tenant_id=tenant_id) for one in steps]
+
+    def test_tenants_take_turns(self) -> None:
+        reserve = Reserve()
+        for one in (*self.rows("a", 50), *self.rows("b", 2)):
+            assert reserve.put(one, held=False)
+        served = [one.tenant_id for one in reserve.take("ocr", 3, lambda _: True)]
+        served += [one.tenant_id for one in reserve.take("ocr", 3, lambda _: True)]
+        assert served == ["a", "b", "a", "b", "a", "a"]
+
+    def test_what_nobody_wants_stays(self) -> None:
+        reserve = Reserve()
+        for one in (*self.rows("a", 3), *self.rows("b", 1)):
+            reserve.put(one, held=False)
+        assert [one.job_id for one in reserve.take("ocr", 9, lambda one: one.job_id == "a-1")] == ["a-1"]
+        assert len(reserve.take("ocr", 9, lambda _: True)) == 3
+        assert reserve.services() == []
+
+    def test_it_is_bounded_and_a_row_counts_once(self) -> None:
+        reserve = Reserve()
+        many = self.rows("a", MOST)
+        assert all(reserve.put(one, held=False) for one in (*many, *many[:5]))
+        (over,) = self.rows("b", 1)
+        assert not reserve.put(over, held=False)
+        reserve.drop(many[0])
+        assert reserve.put(over, held=False)
+
+    def test_only_what_is_held_must_be_given_back(self) -> None:
+        reserve = Reserve()
+        ours, free = self.rows("a", 2)
+        reserve.put(ours, held=True)
+        reserve.put(free, held=False)
+        assert reserve.take_held() == [ours]
+        assert reserve.take("ocr", 9, lambda _: True) == [free]
 
 
 def test_the_cache_is_bounded_and_forgets_the_oldest() -> None:

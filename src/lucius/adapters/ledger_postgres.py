@@ -57,6 +57,7 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
         self._wakes = Wakes(
             database, clock, me, on_wake=self._woken, on_gap=self._missed_some, on_revision=self._heard_revision
         )
+        self._outbox.alone = self._wakes.alone
         self._revision = 0
         self._releases: set[asyncio.Task[None]] = set()
 

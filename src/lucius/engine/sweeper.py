@@ -59,7 +59,7 @@ class Sweeper:
     async def deadlines_turn(self) -> None:
         await self.sweep()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._interval):
+            async with asyncio.timeout(self._interval * self._presence.stretch()):
                 await self._wake.wait()
         self._wake.clear()
 
@@ -90,7 +90,7 @@ class Sweeper:
             if not is_last:
                 await asyncio.sleep(self._ramp.pause())
             self._ramp.went_well()
-            resumed_at = await self._tick()  # we may have stood still in the middle of it
+            resumed_at = await self._tick() if due else resumed_at  # we may have stood still in the middle of it
             if is_last:
                 return moved
 

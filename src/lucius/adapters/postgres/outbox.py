@@ -13,8 +13,10 @@ from msgspec.structs import replace
 
 from lucius.adapters.postgres.batch import Hold
 from lucius.adapters.postgres.database import Database
+from lucius.adapters.postgres.reserve import Reserve
 from lucius.core.decision import Decision
 from lucius.core.model import Instant, Millis, OutboxRow, OutboxStatus
+from lucius.core.protocol import WEBHOOK_SERVICE
 from lucius.ports.clock import Clock
 from lucius.ports.ledger import PendingQuery
 
@@ -82,7 +84,7 @@ class PostgresOutbox:
         self._clock = clock
         self._me = me
         self._served: dict[str, str] = {}
-        self._reserved: dict[str, dict[str, OutboxRow]] = {}
+        self._reserve = Reserve()
         self._empty: set[str] = set()
         self._news = 0
         self._quiet_since = -1
@@ -91,6 +93,8 @@ class PostgresOutbox:
         self._turns: dict[str, int] = {}
         self.awaited: Callable[[str, int], bool] = lambda service, lane: False
         """Whether somebody in this process waits for a row like this."""
+        self.alone: Callable[[], bool] = lambda: False
+        """Whether no other process is there: then all that is written here can be handed out from memory."""
 
     def hold(self, row: OutboxRow) -> Hold:
         if row.next_attempt_at is None and row.claimed_at is None and self.awaited(row.service, row.lane):
@@ -101,14 +105,19 @@ class PostgresOutbox:
         """Keep the rows that were written for somebody here, and forget those that are settled."""
         for decision in decisions:
             for row in decision.outbox:
-                if row.status is not OutboxStatus.PENDING or row.claimed_at is not None:
-                    self._reserved.get(row.service, {}).pop(row.outbox_id, None)
-                elif row.outbox_id in held:
-                    self._reserved.setdefault(row.service, {})[row.outbox_id] = row
-                elif row.next_attempt_at is None:
-                    self.heard([row.service])
-                elif row.next_attempt_at < self._later_at.get(row.service, 0):
-                    self._later_at[row.service] = row.next_attempt_at
+                self._note(row, row.outbox_id in held)
+
+    def _note(self, row: OutboxRow, held: bool) -> None:
+        if row.status is not OutboxStatus.PENDING or row.claimed_at is not None or row.next_attempt_at is not None:
+            self._reserve.drop(row)
+        elif not ((held or self._keeps(row)) and self._reserve.put(row, held)):
+            self.heard([row.service])
+        if row.next_attempt_at is not None and row.next_attempt_at < self._later_at.get(row.service, 0):
+            self._later_at[row.service] = row.next_attempt_at
+
+    def _keeps(self, row: OutboxRow) -> bool:
+        """A notice is told before it is recorded, so somebody who comes meanwhile must find it held."""
+        return self.alone() and row.service != WEBHOOK_SERVICE
 
     def heard(self, services: Iterable[str]) -> None:
         """There are rows in the database that nobody here has seen."""
@@ -116,15 +125,14 @@ class PostgresOutbox:
         self._news += 1
 
     def heard_nothing(self) -> None:
-        """For a while: there may be rows of any service."""
+        """For a while: there may be rows of any service, and those in memory may be gone."""
+        self._reserve.clear()
         self._empty.clear()
         self._news += 1
 
     def untaken(self) -> list[OutboxRow]:
         """Rows that were written for somebody who did not come for them."""
-        left = [row for rows in self._reserved.values() for row in rows.values()]
-        self._reserved = {}
-        return left
+        return self._reserve.take_held()
 
     async def pending(self, query: PendingQuery) -> list[OutboxRow]:
         if query.claimed:
@@ -141,10 +149,8 @@ class PostgresOutbox:
 
     async def _of_all(self, query: PendingQuery) -> list[OutboxRow]:
         """The services take turns too: whichever was served last is the last to be served next."""
-        if query.hold_ms and (mine := self._all_reserved(query)):
-            return mine
         if query.hold_ms and not query.later and self._quiet_since == self._news:
-            return []
+            return self._all_reserved(query)
         news = self._news
         heads = await self._database.rows(_READY_SERVICES)
         if query.later:
@@ -155,27 +161,27 @@ class PostgresOutbox:
         queues = [await self._of(service, share) for _, _, service in sorted(wanted)]
         dealt = chain.from_iterable(zip_longest(*queues))
         found = [row for row in dealt if row is not None][: query.limit]
-        if not found and query.lanes is None:
+        if len(found) < query.limit and query.lanes is None:
             self._quiet_since = news
         return found
 
     def _all_reserved(self, query: PendingQuery) -> list[OutboxRow]:
         found: list[OutboxRow] = []
-        for service in self._reserved:
+        for service in self._reserve.services():
             if service not in query.except_services and len(found) < query.limit:
-                found += self._take_reserved(service, replace(query, limit=query.limit - len(found)))
+                found += self._reserve.take(service, query.limit - len(found), lambda row: _is_wanted(row, query))
         return found
 
     async def _of(self, service: str, query: PendingQuery) -> list[OutboxRow]:
         if not query.hold_ms:
             ready = await self._ready(service, query)
-        elif mine := self._take_reserved(service, query):
-            return mine
         elif service in self._empty:
-            ready = []
+            ready = self._reserve.take(service, query.limit, lambda row: _is_wanted(row, query))
         else:
             news = self._news
             ready = await self._ready(service, query)
+            for row in ready:
+                self._reserve.drop(row)
             if len(ready) < query.limit and query.lanes is None and self._news == news:
                 self._empty.add(service)
         if len(ready) < query.limit and query.later:
@@ -191,15 +197,6 @@ class PostgresOutbox:
         if found:
             self._later_at.pop(service)
         return found
-
-    def _take_reserved(self, service: str, query: PendingQuery) -> list[OutboxRow]:
-        mine = self._reserved.get(service)
-        if not mine:
-            return []
-        fitting = [row for row in mine.values() if _is_wanted(row, query)][: query.limit]
-        for row in fitting:
-            del mine[row.outbox_id]
-        return fitting
 
     async def _ready(self, service: str, query: PendingQuery) -> list[OutboxRow]:
         until = query.now + query.hold_ms if query.hold_ms else 0
@@ -222,6 +219,7 @@ class PostgresOutbox:
 
     async def put_back(self, rows: Collection[OutboxRow]) -> None:
         if rows:
+            self.heard({row.service for row in rows})
             ids = [row.job_id for row in rows], [row.outbox_id for row in rows]
             await self._database.rows(_PUT_BACK, *ids, self._me)
 

@@ -98,16 +98,19 @@ class Wakes:
         if self._speaking is not None:
             await asyncio.gather(self._speaking, return_exceptions=True)
 
+    def alone(self) -> bool:
+        return self._clock.steady() > self._company_until
+
     def tell(self, decisions: Iterable[Decision], held: Callable[[OutboxRow], bool]) -> None:
         """The others, of what became durable here; rows that we hold are nobody else's business."""
-        if self._clock.steady() > self._company_until:
+        if self.alone():
             return
         for decision in decisions:
             self._note(decision, held)
         self._speak()
 
     def tell_wake(self, wake: Wake) -> None:
-        if self._clock.steady() <= self._company_until:
+        if not self.alone():
             self._ready |= dict.fromkeys(wake.ready)
             self._speak()
 
@@ -193,6 +196,8 @@ class Wakes:
 
     def _meet(self, sender: int) -> None:
         now = self._clock.steady()
+        if self.alone():
+            self._on_gap()  # from now on what we keep to ourselves would be missed
         self._company_until = now + ALONE_AFTER_SECONDS
         if sender not in self._company:
             self._company = {one: seen for one, seen in self._company.items() if now - seen < ALONE_AFTER_SECONDS}
