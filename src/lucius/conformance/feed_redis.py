@@ -19,6 +19,7 @@ from lucius.conformance.model import Misuse
 
 LANES = range(16)
 LOOK_SECONDS = 0.02
+CALL_SECONDS = 5.0
 NOT_YET = (2**63, 0)
 IDS = {"jobId": "job_id", "stepId": "step_id", "tenant_id": "tenant_id", "lease_id": "lease_id"}
 
@@ -43,18 +44,19 @@ class RedisFeed:
         self._active_at = 0.0
         self._redis: Any = None
         self._looking: asyncio.Task[None] | None = None
+        self._closing = False
 
     async def open(self) -> None:
         from redis.asyncio import Redis  # noqa: PLC0415 - an extra
 
-        self._redis = Redis.from_url(self._server, decode_responses=True)
+        self._redis = Redis.from_url(self._server, decode_responses=True, socket_timeout=CALL_SECONDS)
         await self._redis.ping()
         self._looking = asyncio.create_task(self._look_forever())
 
     async def close(self) -> None:
+        self._closing = True
         if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait({self._looking})
+            await asyncio.wait({self._looking})  # it ends by itself: a call cut off in the middle spoils the connection
         if self._redis is not None:
             await self._redis.delete(*map(self._stream, LANES), f"{self._prefix}dead")
             await self._redis.aclose()
@@ -80,7 +82,7 @@ class RedisFeed:
         return self._looking.exception() if self._looking is not None and ended else None
 
     async def _look_forever(self) -> None:
-        while True:
+        while not self._closing:
             await self._publish()
             await self._look_for_consumers()
             await self._look_what_was_taken()

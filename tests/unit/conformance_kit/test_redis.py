@@ -12,7 +12,7 @@ from tests.support.redis import RedisServer
 from tests.unit.conformance_kit.support import options
 
 SDK = [sys.executable, "-m", "lucius.cli", "service", "ocr"]
-CASES = ["ack", "duplicate-running", "malformed", "killed-mid-step", "graceful-stop", "idle"]
+CASES = ["ack", "duplicate-running", "bad-payload", "malformed", "killed-mid-step", "graceful-stop", "idle"]
 FORGETFUL = [
     sys.executable,
     "-c",
@@ -38,7 +38,8 @@ async def test_a_service_of_the_sdk_passes_and_what_is_about_pulls_is_skipped(se
     given = options(SDK, bus=server.url, service="ocr", bad_payload=None, patience=15.0, ack_seconds=6.0)
     report = await run(given, choose(CASES), pace=Pace(service="ocr"))
     assert {case.id: case.outcome for case in report.cases if case.outcome is not Outcome.PASS} == {
-        "idle": Outcome.SKIPPED
+        "bad-payload": Outcome.SKIPPED,
+        "idle": Outcome.SKIPPED,
     }, report.cases
     with redis.Redis.from_url(server.url) as client:
         assert client.keys("*") == [], "nothing is left behind"

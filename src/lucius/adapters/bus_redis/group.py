@@ -104,7 +104,7 @@ class Group:
         touching, self._touching = self._touching, None
         if touching is not None:
             touching.cancel()
-            await asyncio.wait({touching})
+            await asyncio.wait({touching}, timeout=CALL_SECONDS)
         await self._reading.close()
         try:
             if touching is not None:
