@@ -43,6 +43,9 @@ class Others:
     async def ticked(self, now: Instant, gap_ms: Millis) -> Instant:
         raise AssertionError("whoever asks runs no engine")
 
+    def stretch(self) -> float:
+        return 1.0
+
     async def last_tick(self) -> Instant | None:
         return self.last
 

@@ -108,7 +108,7 @@ def readiness_of(
     draining: Callable[[], bool],
 ) -> Readiness:
     """An API takes work that then waits for a bus or an engine; an engine without a bus gets nothing done."""
-    required = {"ledger": Kept(ledger_answers(ledger)), "protocols": protocols_loaded(protocols)}
+    required: dict[str, Probe] = {"ledger": Kept(ledger_answers(ledger)), "protocols": protocols_loaded(protocols)}
     bus, loops = {"bus": Kept(bus_answers(publisher))}, {"loops": loops_turn(engine)}
     match role:
         case Role.WHOLE:
