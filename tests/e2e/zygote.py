@@ -4,6 +4,7 @@ Speaks JSON lines with its owner. It, and all that it started, are one process g
 """
 
 import asyncio
+import importlib
 import json
 import os
 import signal
@@ -13,11 +14,26 @@ from typing import Any, NoReturn
 
 import uvicorn
 
-# So that a fork finds them imported.
 from lucius.cli.main import app
 from tests.e2e.recorder import serve_recorders
 from tests.e2e.victim import victim
 from tests.e2e.witness import serve_witness
+
+# What is imported when it is chosen: so that a fork finds it imported.
+for name in (
+    "httptools",
+    "lucius.adapters.bus_redis.consumer",
+    "lucius.adapters.bus_redis.dead_letters",
+    "lucius.adapters.bus_redis.publisher",
+    "lucius.adapters.http_caller",
+    "lucius.adapters.ledger_postgres",
+    "lucius.adapters.ledger_sqlite",
+    "lucius.cli.control_plane",
+    "uvicorn.lifespan.on",
+    "uvicorn.protocols.http.httptools_impl",
+    "uvloop",
+):
+    importlib.import_module(name)
 
 Request = dict[str, Any]
 
