@@ -70,7 +70,7 @@ class Database:
                 self._dsn,
                 min_size=0,
                 max_size=self._connections,
-                max_inactive_connection_lifetime=10,
+                max_inactive_connection_lifetime=30,
                 reset=_leave_as_it_is,
                 **self._options(),
             )
