@@ -21,7 +21,7 @@ import structlog
 from msgspec import Struct
 
 from bench.postgres import Server
-from bench.processes import cpu_seconds
+from bench.processes import cpu_seconds, run_fast
 from lucius.settings import load_settings
 from lucius.wiring import open_runtime
 
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, required=True)
     arguments = parser.parse_args()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    asyncio.run(serve(arguments.ledger_url, arguments.replicas))
+    run_fast(serve(arguments.ledger_url, arguments.replicas))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from typing import Any
 
 import aiohttp
 
+from bench.processes import run_fast
+
 WARM_UP = 0.2
 COMMAND = {
     "request_type": "OCR_EMBEDDING_SIS",
@@ -85,13 +87,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--prefix", required=True)
     arguments = parser.parse_args()
-    try:
-        import uvloop  # noqa: PLC0415
-
-        runner: Any = uvloop.run
-    except ImportError:
-        runner = asyncio.run
-    figures = runner(
+    figures = run_fast(
         run(arguments.base_url, arguments.api_key, arguments.inflight, arguments.seconds, arguments.prefix)
     )
     print(json.dumps(figures))
