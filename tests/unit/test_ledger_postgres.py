@@ -359,6 +359,19 @@ class TestWakes:
         await until(lambda: len({job_id for wake in heard for job_id in wake.changed}) == 400)
         assert len(heard) < 40
 
+    async def test_no_notification_is_too_long(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        heard: list[Wake] = []
+        there.on_wake = heard.append
+        new = [
+            dispatch(f"job-{i:040}", service=f"a-service-with-a-long-name-{i % 60}", lane=i % 16) for i in range(400)
+        ]
+        await asyncio.gather(*(here.commit(decision) for decision in new))
+        await until(lambda: len({job_id for wake in heard for job_id in wake.changed}) == 400)
+        ended = [then(decision, status=JobStatus.CANCELLED, completed_at=1) for decision in new]
+        await asyncio.gather(*(here.commit(decision) for decision in ended))
+        await until(lambda: len({job_id for wake in heard for job_id in wake.ended}) == 400)
+        assert {service for wake in heard for service, _ in wake.ready} == {row.outbox[0].service for row in new}
+
     async def test_a_new_revision_of_the_protocols_is_told(
         self, here: PostgresLedger, there: PostgresLedger, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -157,7 +157,7 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
         self._woken(wake)
 
     def _woken(self, wake: Wake) -> None:
-        self._cache.forget(wake.changed)
+        self._cache.forget((*wake.changed, *wake.ended))
         self._outbox.heard(service for service, _ in wake.ready)
         if self.on_wake is not None:
             call_safely(self.on_wake, wake)

@@ -12,8 +12,9 @@ ANY_LANE = -1
 class Wake(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What became durable elsewhere, so far as somebody here may wait for it.
 
-    `ready` are services and lanes with rows that nobody has taken, `picked_up` services that can be given more. `due`
-    is the first deadline that comes before anybody would look by himself.
+    `changed` are jobs that go on, `ended` those that do not. `ready` are services and lanes with rows that nobody has
+    taken, `picked_up` services that can be given more. `due` is the first deadline that comes before anybody would
+    look by himself.
     """
 
     ready: tuple[tuple[str, int], ...] = ()

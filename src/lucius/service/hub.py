@@ -70,7 +70,7 @@ class Hub:
             self._note_pick_up(service)
         if wake.due is not None:
             self._ring_at(wake.due)
-        for job_id in wake.changed:
+        for job_id in (*wake.changed, *wake.ended):
             for event in self._watchers.get(job_id, ()):
                 event.set()
         for job_id in wake.ended:

@@ -30,8 +30,9 @@ LOOKERS = 4
 HELLO_SECONDS = 60.0
 ALONE_AFTER_SECONDS = 150.0
 FIRST_BACKOFF, MAX_BACKOFF = 0.05, 5.0
-MAX_IDS = 150
-"""A notification holds 8,000 bytes; more jobs than this go into the next one."""
+MAX_IDS = 100
+MAX_LANES = 40
+"""A notification holds 8,000 bytes. More jobs go into the next one; of many lanes only the services are named."""
 NEAR_MS = 2_500
 UNACKED = "unacked/"
 
@@ -138,10 +139,11 @@ class Wakes:
         """What comes up while one notification is on its way goes into the next."""
         while self._changed or self._ready or self._revision:
             ids = [self._changed.popitem() for _ in range(min(len(self._changed), MAX_IDS))]
+            services = {service: None for service, _ in self._ready}
             wake = Wake(
-                ready=tuple(self._ready),
+                ready=tuple(self._ready if len(self._ready) <= MAX_LANES else ((name, ANY_LANE) for name in services)),
                 picked_up=tuple(self._picked_up),
-                changed=tuple(job_id for job_id, _ in ids),
+                changed=tuple(job_id for job_id, ended in ids if not ended),
                 ended=tuple(job_id for job_id, ended in ids if ended),
                 due=self._due,
             )
