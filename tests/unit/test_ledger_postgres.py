@@ -10,7 +10,7 @@ import pytest
 
 from lucius.adapters.ledger_postgres import PostgresLedger
 from lucius.adapters.postgres.batch import Ids
-from lucius.adapters.postgres.cache import Cache
+from lucius.adapters.postgres.cache import Cache, Entry
 from lucius.adapters.postgres.clock import DatabaseClock
 from lucius.adapters.postgres.reserve import MOST, Reserve
 from lucius.core.decision import Decision
@@ -103,6 +103,49 @@ class TestGuard:
         assert view is not None
         assert view.steps["embedding"] == done
         assert "never" not in view.steps
+
+    async def test_steps_of_another_time_are_never_under_a_newer_head(
+        self, here: PostgresLedger, there: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody ended the job and died before he could say so; here it is then begun anew."""
+        first = dispatch("j1")
+        await here.commit(first)
+        monkeypatch.setattr(there._wakes, "tell", lambda decisions, held: None)
+        done = step("j1", status=StepStatus.SUCCEEDED, result={"text": "read"})
+        ended = then(first, status=JobStatus.FAILED_FINAL, active=(), steps=(done,), completed_at=2_000)
+        await there.load("j1")
+        await there.commit(ended)
+        assert (await here.load("j1", fresh=True)) is not None
+        await here.commit(then(ended, status=JobStatus.IN_PROGRESS, run_no=2))
+        view = await here.load("j1", ("ocr",))
+        assert view is not None
+        assert view.steps == {"ocr": done}
+
+    async def test_nor_after_a_slow_look(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        first = dispatch("j1")
+        await here.commit(first)
+        early = await here.load("j1", fresh=True)
+        assert early is not None
+        working = step("j1", status=StepStatus.PROCESSING)
+        second = then(first, steps=(working,))
+        await here.commit(second)
+        here._cache.forget(["j1"])
+        here._cache.put(Entry(early.job, dict(early.steps), set(early.steps)))
+        await here.commit(then(second, status=JobStatus.IN_PROGRESS))
+        view = await here.load("j1", ("ocr",))
+        assert view is not None
+        assert view.steps == {"ocr": working}
+
+    async def test_many_who_want_one_key_keep_nobody_else_waiting(
+        self, here: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        groups: list[int] = []
+        here.on_flush = lambda decisions, seconds: groups.append(decisions)
+        wanted = [here.commit(accept(f"j{i}", asked=command(f"j{i}", idempotency_key="k"))) for i in range(1_000)]
+        outcomes = await asyncio.gather(*wanted, here.commit(accept("other")), return_exceptions=True)
+        assert outcomes[0] is outcomes[-1] is None
+        assert {getattr(outcome, "job_id", None) for outcome in outcomes[1:-1]} == {"j0"}
+        assert len(groups) < 5
 
     async def test_of_two_processes_one_gets_the_key(self, here: PostgresLedger, there: PostgresLedger) -> None:
         for i in range(10):
@@ -240,11 +283,36 @@ class TestHolds:
         await asyncio.gather(take("here", here), take("there", there), take("here", here), take("there", there))
         assert not seen["here"] & seen["there"]
 
+    async def test_what_a_tenants_share_left_behind_is_had_at_once(self, here: PostgresLedger) -> None:
+        """Two small tenants beside a large one, all in the database and none in memory."""
+        for tenant, n in (("a", 40), ("b", 1), ("c", 1)):
+            asked = [(f"{tenant}{i}", command(f"{tenant}{i}", tenant_id=tenant)) for i in range(n)]
+            await asyncio.gather(*(here.commit(dispatch(name, asked=one, tenant_id=tenant)) for name, one in asked))
+        here._missed_some()
+        seen: set[str] = set()
+        for _ in range(4):
+            query = PendingQuery(
+                limit=20, now=now(here), service="ocr", hold_ms=1_000, later=False, except_rows=frozenset(seen)
+            )
+            seen |= {found.outbox_id for found in await here.pending(query)}
+        assert len(seen) == 42
+
+    async def test_two_services_do_not_slow_each_other(self, here: PostgresLedger) -> None:
+        await asyncio.gather(*(here.commit(dispatch(f"a{i}")) for i in range(60)))
+        await here.commit(dispatch("b", service="sis"))
+        here._missed_some()
+        seen: set[str] = set()
+        for _ in range(8):
+            query = PendingQuery(limit=20, now=now(here), hold_ms=1_000, later=False, except_rows=frozenset(seen))
+            seen |= {found.outbox_id for found in await here.pending(query)}
+        assert len(seen) == 61
+
     async def test_a_row_for_somebody_who_waits_here_is_his_without_a_look(
         self, here: PostgresLedger, there: PostgresLedger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         here.awaited = lambda service, lane: True
         monkeypatch.setattr("lucius.adapters.ledger_postgres.TAKEN_WITHIN_SECONDS", 60)
+        await until(lambda: not here._wakes.alone())
         assert await taken(here) == []  # he looked, and waits
         await here.commit(dispatch("a"))
         assert await taken(there) == []
@@ -424,6 +492,31 @@ class TestClock:
 
 
 class TestPresence:
+    async def test_short_ticks_are_no_absences(self, here: PostgresLedger) -> None:
+        assert here.presence is not None
+        at = 2 * 10**12 + random.randrange(10**6) * 10_000
+        resumed = {await here.presence.ticked(at + tick * 300, 1_000) for tick in range(20)}
+        assert resumed == {at}
+
+    async def test_only_those_who_mind_the_deadlines_share_them(self, here: PostgresLedger) -> None:
+        assert here.presence is not None
+        for sender in range(20):
+            here._wakes._meet(sender, sweeps=False)
+        assert (here.presence.stretch(), here._wakes.stretch()) == (1.0, 21 / 4)
+        for sender in range(200):
+            here._wakes._meet(sender, sweeps=True)
+        assert here.presence.stretch() == 8.0
+
+    async def test_those_who_are_gone_share_nothing(
+        self, here: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert here.presence is not None
+        for sender in range(20):
+            here._wakes._meet(sender, sweeps=True)
+        later = here._wakes._clock.steady() + 1_000
+        monkeypatch.setattr(here._wakes._clock, "steady", lambda: later)
+        assert here.presence.stretch() == 1.0
+
     async def test_another_replica_at_work_means_no_absence(self, here: PostgresLedger, there: PostgresLedger) -> None:
         assert here.presence is not None
         assert there.presence is not None
@@ -537,6 +630,18 @@ _WHOLE = """
            (SELECT count(*) FROM lucius.events WHERE job = jobs.id) AS events
     FROM lucius.jobs
 """
+
+
+async def test_who_owns_the_schema_need_not_be_allowed_to_make_one(postgres: PostgresServer) -> None:
+    postgres.execute(
+        """
+        DROP SCHEMA IF EXISTS owned CASCADE; DROP ROLE IF EXISTS owner_only;
+        CREATE ROLE owner_only LOGIN; REVOKE CREATE ON DATABASE postgres FROM PUBLIC;
+        CREATE SCHEMA owned AUTHORIZATION owner_only
+        """
+    )
+    async with opened(postgres.url("owned").replace("lucius@", "owner_only@")) as ledger:
+        await ledger.commit(dispatch("a"))
 
 
 async def test_a_url_that_makes_no_sense_is_refused_with_its_name() -> None:

@@ -46,7 +46,7 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
         me = random.getrandbits(62) + 1
         clock = DatabaseClock()
         self.clock: Clock | None = clock
-        self.presence: Presence | None = PostgresPresence(database, lambda: self._wakes.stretch())
+        self.presence: Presence | None = PostgresPresence(database, lambda: self._wakes.sweepers_stretch())
         self.secrets: SharedSecrets | None = PostgresSecrets(database)
         self.on_commit: Callable[[Decision], None] | None = None
         self.on_flush: Callable[[int, float], None] | None = None

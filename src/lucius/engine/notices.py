@@ -199,9 +199,9 @@ class NoticeRunner:
 
     async def _view(self, job_id: str) -> JobView:
         """The job, and the step whose result is its output."""
-        view = await self._ledger.load(job_id)
+        view = await self._ledger.load(job_id, fresh=True)
         if view is not None and view.job.output_step_id:
-            view = await self._ledger.load(job_id, (view.job.output_step_id,))
+            view = await self._ledger.load(job_id, (view.job.output_step_id,), fresh=True)
         assert view is not None, "a job that has a row is there"
         return view
 

@@ -48,7 +48,6 @@ class Sweeper:
         self._repair_interval = repair_interval
         self._on_action = on_action
         self._wake = wake
-        self._gap_ms = max(GAP_MS, round(interval * 4000))
         self._last_tick: Instant = clock.now()
         self._resumed_at: Instant | None = None
         self._later: dict[str, Instant] = {}
@@ -105,7 +104,8 @@ class Sweeper:
     async def _tick(self) -> Instant:
         """Since when there was always an engine at work."""
         self._last_tick = self._clock.now()
-        resumed_at = await self._presence.ticked(self._last_tick, BLIND_MS if self._was_blind else self._gap_ms)
+        gap_ms = max(GAP_MS, round(self._interval * self._presence.stretch() * 4000))
+        resumed_at = await self._presence.ticked(self._last_tick, BLIND_MS if self._was_blind else gap_ms)
         self._was_blind = False
         if self._resumed_at not in (None, resumed_at):
             self._ramp.outage()

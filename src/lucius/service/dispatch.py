@@ -136,12 +136,18 @@ class Dispatcher:
             return await self._take(replace(query, except_rows=self._in_hand({service})))
         capped = frozenset(self._capped)
         others = OF_THE_ENGINE | capped
+        rooms = {name: min(limit, await self._room(name)) for name in sorted(capped)}
         rows = await self._take(
             replace(query, except_services=others, except_rows=self._in_hand(self._taken.keys() - others))
         )
-        for name in sorted(capped):
-            if room := min(limit, await self._room(name)):
-                rows += await self._take(replace(query, limit=room, service=name, except_rows=self._in_hand({name})))
+        try:
+            for name, room in rooms.items():
+                if room:
+                    here = self._in_hand({name})
+                    rows += await self._take(replace(query, limit=room, service=name, except_rows=here))
+        except LedgerError:
+            await self.put_back(rows)
+            raise
         return rows
 
     async def _take(self, query: PendingQuery) -> list[OutboxRow]:

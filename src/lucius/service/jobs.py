@@ -73,7 +73,13 @@ class Jobs:
             view = await self._ledger.load(job_id, wanted, fresh)
             if view is None:
                 raise Rejected(RejectCode.JOB_NOT_FOUND, f"there is no job {job_id}")
-            happened = await inputs(view) if callable(inputs) else inputs
+            try:
+                happened = await inputs(view) if callable(inputs) else inputs
+            except Rejected:
+                if not view.cached:
+                    raise
+                fresh = True
+                continue
             try:
                 now = max(self._clock.now(), view.job.updated_at)  # another process may be some milliseconds ahead
                 decision = decide_all(view, happened, now, self._env)

@@ -90,7 +90,9 @@ class Cache:
             self._entries.pop(job.job_id, None)
         elif creates:
             self.put(Entry(job, {step.step_id: step for step in steps}, set(), whole=True))
-        elif (entry := self.entry(job.job_id)) is not None:
+        elif (entry := self.entry(job.job_id)) is not None and entry.job.version != job.version - 1:
+            self.forget([job.job_id])  # its steps are of another time than this head
+        elif entry is not None:
             entry.job = job
             for step in steps:
                 entry.steps[step.step_id] = step

@@ -188,7 +188,8 @@ async def _migrate_under_lock(
     """Once, whoever comes first; and all of it or nothing."""
     await connection.execute("SELECT pg_advisory_xact_lock($1)", zlib.crc32(f"lucius/{schema}".encode()))
     await connection.execute(f"SET LOCAL lock_timeout = {MIGRATION_LOCK_MS}")
-    await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
+    if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", quoted(schema)):
+        await connection.execute(f"CREATE SCHEMA {quoted(schema)}")  # which not everybody may who owns one
     await connection.execute(
         "CREATE TABLE IF NOT EXISTS schema_version (version integer PRIMARY KEY, compatible_with integer NOT NULL)"
     )

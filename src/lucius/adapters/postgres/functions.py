@@ -240,13 +240,13 @@ BEGIN
 END $$
 """
 
-# Ticks within a second of each other need not all be written down.
+# Ticks that follow each other closely need not all be written down.
 TICK = f"""
 CREATE FUNCTION tick_1(p_now bigint, p_gap bigint) RETURNS bigint LANGUAGE plpgsql {PLANNED_ONCE} AS $$
 DECLARE
     resumed bigint;
 BEGIN
-    SELECT resumed_at INTO resumed FROM engine WHERE id = 1 AND last_tick > p_now - least(1000, p_gap);
+    SELECT resumed_at INTO resumed FROM engine WHERE id = 1 AND last_tick > p_now - least(1000, p_gap / 4);
     IF NOT FOUND THEN
         PERFORM set_config('synchronous_commit', 'off', true);
         UPDATE engine SET

@@ -85,7 +85,9 @@ class Loads:
         steps = {step.step_id: step for step in sorted(started, key=lambda s: s.index) if step.step_id in asked}
         self._cache.put_place(job.job_id, Place(record["id"], LIVE if live else DONE))
         known = self._cache.entry(job.job_id)
-        if live and (known is None or known.job.version <= job.version):
+        if not live:
+            self._cache.forget([job.job_id])
+        elif known is None or known.job.version <= job.version:
             self._cache.put(Entry(job, dict(steps), set(asked)))
         return JobView(job, await self.protocol(job.protocol_digest), steps, asked)
 

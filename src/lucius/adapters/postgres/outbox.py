@@ -4,6 +4,7 @@ What is taken is held for a while in its own row. A commit that writes a row for
 process holds it from the start, and it is handed out from memory.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable
 from itertools import chain, zip_longest
 from typing import Any
@@ -23,6 +24,7 @@ from lucius.ports.ledger import PendingQuery
 RESERVED_MS: Millis = 5_000
 LATER_MS: Millis = 15_000
 NOBODY: Hold = (0, 0)
+LEAST_SHARE = 3
 
 _COLUMNS = """
     job_id, outbox_id, tenant_id, step_id, attempt_no, lease_id, service, topic, lane, created_at, next_attempt_at,
@@ -83,7 +85,7 @@ class PostgresOutbox:
         self._database = database
         self._clock = clock
         self._me = me
-        self._served: dict[str, str] = {}
+        self._served: dict[tuple[str, frozenset[int] | None], str] = {}
         self._reserve = Reserve()
         self._empty: set[str] = set()
         self._news = 0
@@ -142,7 +144,7 @@ class PostgresOutbox:
         else:
             found = await self._of(query.service, query)
         for row in found:
-            self._served[row.service] = row.tenant_id
+            self._served[row.service, query.lanes] = row.tenant_id
             self._turn += 1
             self._turns[row.service] = self._turn
         return found
@@ -161,7 +163,7 @@ class PostgresOutbox:
         queues = [await self._of(service, share) for _, _, service in sorted(wanted)]
         dealt = chain.from_iterable(zip_longest(*queues))
         found = [row for row in dealt if row is not None][: query.limit]
-        if len(found) < query.limit and query.lanes is None:
+        if not found and query.lanes is None:
             self._quiet_since = news
         return found
 
@@ -182,7 +184,7 @@ class PostgresOutbox:
             ready = await self._ready(service, query)
             for row in ready:
                 self._reserve.drop(row)
-            if len(ready) < query.limit and query.lanes is None and self._news == news:
+            if _are_all(ready, query.limit) and query.lanes is None and self._news == news:
                 self._empty.add(service)
         if len(ready) < query.limit and query.later:
             ready += await self._later(service, query, query.limit - len(ready))
@@ -200,7 +202,7 @@ class PostgresOutbox:
 
     async def _ready(self, service: str, query: PendingQuery) -> list[OutboxRow]:
         until = query.now + query.hold_ms if query.hold_ms else 0
-        after, known = self._served.get(service, ""), sorted(query.except_rows) or None
+        after, known = self._served.get((service, query.lanes), ""), sorted(query.except_rows) or None
         values = (service, after, query.limit, _lanes(query), known, self._me, query.now, until)
         return [_row(record) for record in await self._database.rows(_TAKE, *values)]
 
@@ -229,6 +231,12 @@ class PostgresOutbox:
         else:
             found = await self._database.rows(_DUE, now, limit)
         return [job_id for (job_id,) in found]
+
+
+def _are_all(taken: list[OutboxRow], limit: int) -> bool:
+    """Whether surely nothing was left behind: a tenant is given no more than a share, which is three at least."""
+    most = max(Counter(row.tenant_id for row in taken).values(), default=0)
+    return len(taken) < limit and most < LEAST_SHARE
 
 
 def _lanes(query: PendingQuery) -> list[int] | None:

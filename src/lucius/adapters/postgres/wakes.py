@@ -27,11 +27,13 @@ log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 2.0
 LOOKERS = 4
+MOST_STRETCH = 8.0
 HELLO_SECONDS = 60.0
 ALONE_AFTER_SECONDS = 150.0
 FIRST_BACKOFF, MAX_BACKOFF = 0.05, 5.0
 MAX_IDS = 100
 MAX_LANES = 40
+MOST_UNSAID = 10_000
 """A notification holds 8,000 bytes. More jobs go into the next one; of many lanes only the services are named."""
 NEAR_MS = 2_500
 UNACKED = "unacked/"
@@ -42,12 +44,16 @@ _COMPANY = "SELECT count(*) AS others FROM pg_stat_activity WHERE application_na
 _POLL = "SELECT now, revision, services FROM poll_1()"
 
 
+NOTHING = Wake()
+
+
 class _Note(Struct, omit_defaults=True):
     """On the wire: who says it, and what."""
 
     sender: int
-    wake: Wake = Wake()
+    wake: Wake = NOTHING
     revision: int = 0
+    sweeps: bool = False
 
 
 _decode = msgspec.json.Decoder(_Note).decode
@@ -74,6 +80,8 @@ class Wakes:
         self._channel = f"lucius_{database.schema}"
         self._company_until = 0.0
         self._company: dict[int, float] = {}
+        self._sweepers: dict[int, float] = {}
+        self._sweeps = False
         self._said_hello = 0.0
         self._ready: dict[tuple[str, int], None] = {}
         self._picked_up: dict[str, None] = {}
@@ -147,12 +155,25 @@ class Wakes:
                 ended=tuple(job_id for job_id, ended in ids if ended),
                 due=self._due,
             )
-            note = _Note(self._me, wake, self._revision)
+            note = self._greeting(wake)
             self._ready, self._picked_up, self._due, self._revision = {}, {}, None, 0
             try:
                 await self._say(note)
             except LedgerError as error:
                 log.info("could not tell the other processes, they will look by themselves", reason=str(error))
+                self._keep(note, dict(ids))
+                await asyncio.sleep(POLL_SECONDS / 4)
+
+    def _keep(self, note: _Note, ids: dict[str, bool]) -> None:
+        """To be said when somebody can hear it; not more than a memory can bear."""
+        if len(self._changed) < MOST_UNSAID:
+            self._changed = {**ids, **self._changed}
+        self._ready |= dict.fromkeys(note.wake.ready)
+        self._picked_up |= dict.fromkeys(note.wake.picked_up)
+        self._revision = max(self._revision, note.revision)
+
+    def _greeting(self, wake: Wake = NOTHING) -> _Note:
+        return _Note(self._me, wake, self._revision, self._sweeps)
 
     async def _say(self, note: _Note) -> None:
         async with self._database.connection() as connection:
@@ -178,7 +199,7 @@ class Wakes:
         try:
             await connection.add_listener(self._channel, self._heard)
             self._on_gap()  # whatever was said while nobody listened
-            await self._say(_Note(self._me))
+            await self._say(self._greeting())
             self._listens.set()
             await ended.wait()
         finally:
@@ -191,23 +212,34 @@ class Wakes:
             return  # of a version to come, or somebody else's: we will look by ourselves
         if note.sender == self._me:
             return
-        self._meet(note.sender)
+        self._meet(note.sender, note.sweeps)
         if note.revision:
             self._on_revision(note.revision)
         self._on_wake(note.wake)
 
-    def _meet(self, sender: int) -> None:
+    def _meet(self, sender: int, sweeps: bool) -> None:
         now = self._clock.steady()
         if self.alone():
             self._on_gap()  # from now on what we keep to ourselves would be missed
         self._company_until = now + ALONE_AFTER_SECONDS
-        if sender not in self._company:
-            self._company = {one: seen for one, seen in self._company.items() if now - seen < ALONE_AFTER_SECONDS}
         self._company[sender] = now
+        if sweeps:
+            self._sweepers[sender] = now
 
     def stretch(self) -> float:
         """Together they look twice a second, however many they are: what one finds, it tells the others."""
-        return max(1.0, (len(self._company) + 1) / LOOKERS)
+        return self._shared_by(self._company)
+
+    def sweepers_stretch(self) -> float:
+        """The same of those who mind the deadlines. Whoever asks is one of them."""
+        self._sweeps = True
+        return self._shared_by(self._sweepers)
+
+    def _shared_by(self, seen: dict[int, float]) -> float:
+        oldest = self._clock.steady() - ALONE_AFTER_SECONDS
+        for sender in [sender for sender, at in seen.items() if at < oldest]:
+            del seen[sender]
+        return min(max(1.0, (len(seen) + 1) / LOOKERS), MOST_STRETCH)
 
     async def _poll(self) -> None:
         while True:
@@ -236,4 +268,4 @@ class Wakes:
         now = self._clock.steady()
         if now - self._said_hello > HELLO_SECONDS:
             self._said_hello = now
-            await self._say(_Note(self._me))
+            await self._say(self._greeting())

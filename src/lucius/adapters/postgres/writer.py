@@ -29,6 +29,7 @@ from lucius.ports.ledger import IdempotencyRow, idempotency_token
 log = structlog.get_logger(__name__)
 
 MAX_GROUP = 128
+MAX_PASSED = 10_000
 PARALLEL = 2
 """Groups on their way at once: while one waits for the disk, the next is sent."""
 MAX_ROUNDS = 10
@@ -70,6 +71,7 @@ class Writer:
         """Jobs, and keys of new ones, that a group on its way is about."""
         self._stored_protocols: set[str] = set()
         self._tight: dict[str, float] = {}
+        self._repeats = False
         self._closed = False
 
     async def commit(self, decision: Decision) -> None:
@@ -110,23 +112,47 @@ class Writer:
         for decision, durable in group:
             self._decided.difference_update(_names(decision))
             settle(durable, outcomes[id(decision)])
+        self._refuse_repeats([(decision, outcomes[id(decision)]) for decision, _ in group])
         call_safely(self._on_group, len(group), perf_counter() - started)
         return True
+
+    def _refuse_repeats(self, ended: Sequence[tuple[Decision, Exception | None]]) -> None:
+        """Who asked for a key that has just been given away need not ask the database for it."""
+        holders: dict[Name, IdempotencyRow] = {}
+        for decision, outcome in ended:
+            if decision.creates and outcome is None:
+                holders[_key(decision)] = IdempotencyRow(decision.job.job_id, decision.job.command.idempotency_hash)
+            elif isinstance(outcome, AlreadyAccepted):
+                holders[_key(decision)] = IdempotencyRow(outcome.job_id, outcome.idempotency_hash)
+        if not holders or not self._repeats:
+            return
+        waiting, self._queue = self._queue, deque()
+        for decision, durable in waiting:
+            holder = holders.get(_key(decision)) if decision.creates else None
+            if holder is None:
+                self._queue.append((decision, durable))
+            else:
+                settle(durable, AlreadyAccepted(holder.job_id, holder.idempotency_hash))
 
     def _next_group(self) -> Iterator[Waiting]:
         """At most one decision about a job, and one about a key: a second one waits for what became of the first."""
         again: list[Waiting] = []
         passed: set[Name] = set()
-        for _ in range(min(len(self._queue), MAX_GROUP)):
+        taken = 0
+        for _ in range(len(self._queue)):
+            if taken == MAX_GROUP or len(again) == MAX_PASSED:
+                break
             waiting = self._queue.popleft()
             names = _names(waiting[0])
             if self._decided.isdisjoint(names) and passed.isdisjoint(names):
                 self._decided.update(names)
+                taken += 1
                 yield waiting
             else:
                 passed.update(names)
                 again.append(waiting)
         self._queue.extendleft(reversed(again))
+        self._repeats = bool(again)
 
     async def _outcomes(self, decisions: Sequence[Decision]) -> dict[int, Exception | None]:
         outcomes: dict[int, Exception | None] = {id(decision): None for decision in decisions}
@@ -248,8 +274,11 @@ class Writer:
 
 def _names(decision: Decision) -> tuple[Name, ...]:
     """What no two decisions on their way may have in common."""
-    job = decision.job
-    return (job.job_id, (job.tenant_id, idempotency_token(job.command))) if decision.creates else (job.job_id,)
+    return (decision.job.job_id, _key(decision)) if decision.creates else (decision.job.job_id,)
+
+
+def _key(decision: Decision) -> Name:
+    return decision.job.tenant_id, idempotency_token(decision.job.command)
 
 
 class _Standing(Struct):
