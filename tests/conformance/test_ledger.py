@@ -554,6 +554,14 @@ class TestFairTurns:
         assert Counter(in_lane) == {"a": 2, "b": 2}
         assert await self.tenants(ledger, 2, lanes=frozenset({9})) == ["far", "far"]
 
+    async def test_a_lane_is_not_served_out_of_turn_for_another(self, ledger: FullLedger) -> None:
+        await together(ledger, *of_tenant("a", 20, lane=1), *of_tenant("b", 20, lane=1), *of_tenant("m", 20, lane=2))
+        served = []
+        for _ in range(8):
+            served += await self.tenants(ledger, 1, lanes=frozenset({1}))
+            await self.tenants(ledger, 1, lanes=frozenset({2}))
+        assert Counter(served) == {"a": 4, "b": 4}
+
     async def test_who_waits_for_a_backoff_is_passed_over_until_it_is_due(self, ledger: FullLedger) -> None:
         await together(ledger, *of_tenant("a", 3), *of_tenant("late", 3, next_attempt_at=6_000))
         assert await self.tenants(ledger, 9) == ["a"] * 3
