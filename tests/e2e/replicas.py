@@ -342,7 +342,7 @@ class Weather:
     async def _restarter(self) -> None:
         while True:
             await asyncio.sleep(self._chance.uniform(2.0, 4.0))
-            how = self._chance.choice(("crash", "fast"))
+            how = min(self.restarts, key=lambda how: (self.restarts[how], self._chance.random()))
             await _to_the_end(asyncio.to_thread(self._postgres.restart, crash=how == "crash"))
             self.restarts[how] += 1
 

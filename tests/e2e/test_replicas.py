@@ -64,6 +64,10 @@ async def survive(
     histories = cluster.histories(clients.orders)
     assert checker.always(ledger) == []
     assert checker.at_rest(ledger, histories) == []
+    assert min(weather.kills.values()) >= 2 * rounds
+    assert min(weather.restarts.values()) >= 1
+    assert weather.wiped == (redis is not None)
+    assert clients.asked_again > 0
     return _told(cluster, weather, clients, ledger, histories)
 
 
