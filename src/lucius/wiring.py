@@ -6,7 +6,7 @@ import os
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -446,7 +446,11 @@ def attach(runtime: Runtime) -> None:
 
 
 async def _reload(runtime: Runtime) -> None:
-    await asyncio.sleep(runtime.settings.reload_interval)
+    presence = runtime.store.presence
+    with suppress(TimeoutError):
+        async with asyncio.timeout(runtime.settings.reload_interval * (presence.stretch() if presence else 1)):
+            await runtime.hub.protocols.wait()
+    runtime.hub.protocols.clear()
     if await runtime.protocols.refresh():
         log.info("protocols reloaded", problems=[str(problem) for problem in runtime.protocols.problems()])
     refused = runtime.config.problems()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from lucius.core.decision import Ignored
 from lucius.core.inputs import DeadlinePassed, Input
@@ -60,3 +60,32 @@ def test_what_ran_out_while_the_machine_stood_still_is_left_to_the_next_look() -
     first, second = machine.ticks
     assert first.as_of == START
     assert (second.as_of, second.resumed_at) == (START + STAND_STILL, START + STAND_STILL)
+
+
+class Crowd(LonePresence):
+    """One of many, who each look rarely."""
+
+    gaps: ClassVar[list[int]] = []
+
+    def stretch(self) -> float:
+        return 4.0
+
+    async def ticked(self, now: int, gap_ms: int) -> int:
+        self.gaps.append(gap_ms)
+        return await super().ticked(now, gap_ms)
+
+
+def test_whoever_looks_rarely_does_not_take_that_for_an_absence_nor_a_long_one_for_none() -> None:
+    clock = Clock()
+    sweeper = Sweeper(
+        ledger=cast(Ledger, StoppedMachine(clock)),
+        jobs=cast(Jobs, StoppedMachine(clock)),
+        presence=Crowd(clock.now()),
+        clock=clock,
+        interval=2.0,
+        repair_interval=30,
+        on_action=lambda _: None,
+        wake=asyncio.Event(),
+    )
+    asyncio.run(sweeper.sweep())
+    assert {gap for gap in Crowd.gaps if not 8_000 < gap < 30_000} == set()

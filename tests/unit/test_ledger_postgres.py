@@ -443,11 +443,14 @@ class TestWakes:
     async def test_a_new_revision_of_the_protocols_is_told(
         self, here: PostgresLedger, there: PostgresLedger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        heard: list[Wake] = []
+        there.on_wake = heard.append
         before = await there.protocol_revision()
         await here.put_protocols([], await here.protocol_revision())
         assert await here.protocol_revision() == before + 1
         monkeypatch.setattr(there._wakes, "look", _must_not_be_asked)
         await until(lambda: there._revision == before + 1)
+        assert Wake(protocols=True) in heard
 
     async def test_what_nobody_told_is_found_by_looking(
         self, here: PostgresLedger, there: PostgresLedger, monkeypatch: pytest.MonkeyPatch
@@ -505,7 +508,7 @@ class TestPresence:
         assert (here.presence.stretch(), here._wakes.stretch()) == (1.0, 21 / 4)
         for sender in range(200):
             here._wakes._meet(sender, sweeps=True)
-        assert here.presence.stretch() == 8.0
+        assert (here.presence.stretch(), here._wakes.stretch()) == (4.0, 8.0)
 
     async def test_those_who_are_gone_share_nothing(
         self, here: PostgresLedger, monkeypatch: pytest.MonkeyPatch

@@ -44,6 +44,8 @@ _problems = msgspec.json.Decoder(_Problem)
 class LocalConsumer:
     """Pulls one service's directives over one keep-alive connection."""
 
+    gives_once = True
+
     def __init__(
         self,
         base_url: str,
@@ -87,6 +89,9 @@ class LocalConsumer:
 
     async def settle(self, directives: Sequence[Directive]) -> list[bool]:
         return [True] * len(directives)  # given out but once: the pull was the hand-over
+
+    async def give_back(self, directives: Sequence[Directive]) -> list[bool]:
+        return [False] * len(directives)  # the ledger counts them as handed over
 
     async def close(self) -> None:
         if self._session is not None:

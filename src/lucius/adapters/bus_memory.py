@@ -89,6 +89,8 @@ class MemoryBus:
 
 
 class MemoryConsumer:
+    gives_once = True
+
     def __init__(self, bus: MemoryBus, service: str, lanes: frozenset[int]) -> None:
         self._bus = bus
         self._service = service
@@ -109,6 +111,9 @@ class MemoryConsumer:
 
     async def settle(self, directives: Sequence[Directive]) -> list[bool]:
         return [True] * len(directives)  # given out but once
+
+    async def give_back(self, directives: Sequence[Directive]) -> list[bool]:
+        return [False] * len(directives)  # nobody else would get them
 
     async def close(self) -> None:
         """Nothing to let go of: the bus is its owner's."""

@@ -167,4 +167,7 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
         self._outbox.heard_nothing()
 
     def _heard_revision(self, revision: int) -> None:
-        self._revision = max(self._revision, revision)
+        if revision > self._revision:
+            self._revision = revision
+            if self.on_wake is not None:
+                call_safely(self.on_wake, Wake(protocols=True))

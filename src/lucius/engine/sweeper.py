@@ -104,7 +104,8 @@ class Sweeper:
     async def _tick(self) -> Instant:
         """Since when there was always an engine at work."""
         self._last_tick = self._clock.now()
-        gap_ms = max(GAP_MS, round(self._interval * self._presence.stretch() * 4000))
+        pause = self._interval * self._presence.stretch()
+        gap_ms = max(GAP_MS, round(self._interval * 4000), round(pause * 1500))
         resumed_at = await self._presence.ticked(self._last_tick, BLIND_MS if self._was_blind else gap_ms)
         self._was_blind = False
         if self._resumed_at not in (None, resumed_at):

@@ -14,7 +14,7 @@ class Wake(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `changed` are jobs that go on, `ended` those that do not. `ready` are services and lanes with rows that nobody has
     taken, `picked_up` services that can be given more. `due` is the first deadline that comes before anybody would
-    look by himself.
+    look by himself. With `protocols`, some of those have changed.
     """
 
     ready: tuple[tuple[str, int], ...] = ()
@@ -22,6 +22,7 @@ class Wake(Struct, frozen=True, kw_only=True, omit_defaults=True):
     changed: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()
     due: Instant | None = None
+    protocols: bool = False
 
 
 class Presence(Protocol):

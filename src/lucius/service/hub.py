@@ -38,6 +38,7 @@ class Hub:
         self._enders: Watchers = {}
         self.relay = asyncio.Event()
         self.due = asyncio.Event()
+        self.protocols = asyncio.Event()
         self.closed = False
         self.relays = False
         self.observers: list[Callable[[Decision], None]] = []
@@ -70,6 +71,8 @@ class Hub:
             self._note_pick_up(service)
         if wake.due is not None:
             self._ring_at(wake.due)
+        if wake.protocols:
+            self.protocols.set()
         for job_id in (*wake.changed, *wake.ended):
             for event in self._watchers.get(job_id, ()):
                 event.set()

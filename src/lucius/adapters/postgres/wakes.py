@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 2.0
 LOOKERS = 4
-MOST_STRETCH = 8.0
+MOST_STRETCH, MOST_SWEEPERS_STRETCH = 8.0, 4.0
 HELLO_SECONDS = 60.0
 ALONE_AFTER_SECONDS = 150.0
 FIRST_BACKOFF, MAX_BACKOFF = 0.05, 5.0
@@ -228,18 +228,18 @@ class Wakes:
 
     def stretch(self) -> float:
         """Together they look twice a second, however many they are: what one finds, it tells the others."""
-        return self._shared_by(self._company)
+        return min(self._shared_by(self._company), MOST_STRETCH)
 
     def sweepers_stretch(self) -> float:
         """The same of those who mind the deadlines. Whoever asks is one of them."""
         self._sweeps = True
-        return self._shared_by(self._sweepers)
+        return min(self._shared_by(self._sweepers), MOST_SWEEPERS_STRETCH)
 
     def _shared_by(self, seen: dict[int, float]) -> float:
         oldest = self._clock.steady() - ALONE_AFTER_SECONDS
         for sender in [sender for sender, at in seen.items() if at < oldest]:
             del seen[sender]
-        return min(max(1.0, (len(seen) + 1) / LOOKERS), MOST_STRETCH)
+        return max(1.0, (len(seen) + 1) / LOOKERS)
 
     async def _poll(self) -> None:
         while True:
