@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from msgspec import Struct, field
 
@@ -55,6 +56,14 @@ class Settings(Struct, frozen=True, kw_only=True):
     @property
     def ledger_scheme(self) -> str:
         return self.ledger_url.partition(":")[0]
+
+    @property
+    def ledger_shown(self) -> str:
+        """Where it is, without the password of whoever may go there."""
+        if not self.shares_ledger:
+            return self.ledger_url
+        place = urlsplit(self.ledger_url)
+        return f"{place.scheme}://{place.netloc.rpartition('@')[2]}{place.path}"
 
     @property
     def shares_ledger(self) -> bool:

@@ -90,7 +90,13 @@ async def _ready(to: Connection, server: asyncio.Task[None], stop: asyncio.Event
 
 def _without_secrets(env: dict[str, str]) -> dict[str, str]:
     """What the engine alone may know stays out of the services' processes."""
-    private = ("LUCIUS_SECRET_", "LUCIUS_WEBHOOK_SECRET_", "LUCIUS_TOKEN_SECRET")
+    private = (
+        "LUCIUS_SECRET_",
+        "LUCIUS_WEBHOOK_SECRET_",
+        "LUCIUS_TOKEN_SECRET",
+        "LUCIUS_LEDGER_URL",
+        "LUCIUS_GATE_URL",
+    )
     return {name: value for name, value in env.items() if not name.startswith(private)}
 
 
@@ -118,7 +124,7 @@ def _say_ready(url: str, key: str, settings: Settings, with_services: bool) -> N
         ("API", url),
         ("docs", f"{url}/docs"),
         ("API key", key),
-        ("ledger", settings.ledger_url),
+        ("ledger", settings.ledger_shown),
         ("webhooks", f"signed with {settings.webhook_secret_file or 'LUCIUS_WEBHOOK_SECRET_DEFAULT'}"),
         ("blobs", f"{settings.data_dir / 'blobs'} (blob://out/x is out/x in there)"),
         ("services", ", ".join(SERVICES) if with_services else "none (start them with `lucius service ocr`, …)"),

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from lucius.cli.errors import Misused
-from lucius.cli.serve import _say_ready, try_it
+from lucius.cli.serve import _say_ready, _without_secrets, try_it
 from lucius.cli.services import _service
 from lucius.contract import CommandEnvelope
 from lucius.settings import Settings
@@ -29,6 +29,31 @@ def test_it_says_where_the_secret_of_webhooks_is(capsys: pytest.CaptureFixture[s
     given = Settings(webhook_secrets={"DEFAULT": "whsec_x"})
     _say_ready("http://127.0.0.1:8080", "dev-key", given, with_services=False)
     assert "signed with LUCIUS_WEBHOOK_SECRET_DEFAULT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ada:s3cret@db:5432/lucius?schema=a&password=s3cret", "postgresql://db:5432/lucius\n"),
+        ("postgresql:///lucius?user=ada&password=s3cret", "postgresql:///lucius\n"),
+        ("sqlite:////data/what@else/ledger.db", "sqlite:////data/what@else/ledger.db\n"),
+    ],
+)
+def test_it_says_where_the_ledger_is_and_no_password(url: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _say_ready("http://127.0.0.1:8080", "dev-key", Settings(ledger_url=url), with_services=False)
+    said = capsys.readouterr().out
+    assert f"ledger   {shown}" in said
+    assert "s3cret" not in said
+
+
+def test_services_are_not_told_what_opens_the_ledger_or_the_gate() -> None:
+    env = {
+        "LUCIUS_LEDGER_URL": "postgresql://ada:s3cret@db/lucius",
+        "LUCIUS_GATE_URL": "redis://:s3cret@gates/0",
+        "LUCIUS_TOKEN_SECRET": "s3cret",
+        "LUCIUS_BUS_URL": "redis://bus/0",
+    }
+    assert _without_secrets(env) == {"LUCIUS_BUS_URL": "redis://bus/0"}
 
 
 def test_a_service_of_ones_own_is_named_by_module_and_attribute(
