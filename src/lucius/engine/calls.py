@@ -1,7 +1,7 @@
 """From the outbox to the outside world: the engine is the service behind `external_call` and `notify`.
 
-A host that is slowed or has its fill keeps its rows waiting here, PENDING and with nothing burned, while those of other
-hosts go past them.
+A host that is slowed or has its fill keeps its rows waiting, PENDING and with nothing burned, while those of other
+hosts go past them. Replicas share what there is: none takes more than it can soon use.
 """
 
 import asyncio
@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Callable
 
 import structlog
-from msgspec import Struct
 
 from lucius.core.decision import Applied, Decision
 from lucius.core.inputs import HandedOver, Succeeded
 from lucius.core.model import Instant, OutboxRow, Step
 from lucius.core.protocol import HTTP_SERVICE
 from lucius.engine.exchange import Exchange, Outcome, failed_by
+from lucius.engine.window import Waiting, Window
 from lucius.ports.calls import Caller, Closed, Slot
 from lucius.ports.clock import Clock
 from lucius.ports.errors import LedgerError
@@ -27,16 +27,11 @@ from lucius.service.jobs import Jobs
 
 log = structlog.get_logger(__name__)
 
-BATCH = 500
 GRACE = 10.0
 FIRST_BACKOFF, MAX_BACKOFF = 0.1, 5.0
 HOLD_MS = 60_000  # what waits longer for its host is taken anew
-SECONDS_PER_WAITING_ROW = 1e-5  # the outbox is read past every row that waits here: the more, the less often
-
-
-class _Taken(Struct, frozen=True):
-    row: OutboxRow
-    at: Instant
+SECONDS_PER_PASSED_ROW = 1e-5  # the outbox is read past every one: the more, the less often
+MOST_ASIDE = 500
 
 
 class CallRunner:
@@ -64,7 +59,8 @@ class CallRunner:
         self._retry_interval = retry_interval
         self._parallel = parallel
         self._on_failure = on_failure
-        self._waiting: dict[str, deque[_Taken]] = {}
+        self._window = Window(caller, parallel, HOLD_MS, round(retry_interval * 1000))
+        self._more = False
         self._aside: deque[tuple[Instant, OutboxRow]] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._look = asyncio.Event()
@@ -99,15 +95,31 @@ class CallRunner:
         """Whether there is more to look at right away."""
         await self._bring_back()
         self._start_waiting()
-        await self._give_back_old()
-        await asyncio.sleep(self._count_waiting() * SECONDS_PER_WAITING_ROW)
+        await self._dispatcher.put_back(self._window.let_go(self._clock.now(), self._has_places()))
+        limit = self._window.room if len(self._aside) < MOST_ASIDE else 0
+        rows = await self._take_rows(limit) if limit else []
+        self._more = len(rows) == limit
+        self._start_waiting()
+        return self._has_use_for_more()
+
+    async def _take_rows(self, limit: int) -> list[OutboxRow]:
+        passed = self._window.passed
+        await asyncio.sleep(len(passed) * SECONDS_PER_PASSED_ROW)
         taken_at = self._clock.now()
-        rows = await self._dispatcher.take(HTTP_SERVICE, BATCH, hold_ms=HOLD_MS)
+        rows = await self._dispatcher.take(HTTP_SERVICE, limit, hold_ms=HOLD_MS, passing=passed)
         hosts = await asyncio.gather(*(self._host(row) for row in rows), return_exceptions=True)
         for row, host in zip(rows, hosts, strict=True):
-            self._enqueue(_Taken(row, taken_at), host)
-        self._start_waiting()
-        return len(rows) == BATCH
+            self._enqueue(row, taken_at, host)
+        return rows
+
+    def _has_places(self) -> bool:
+        return len(self._running) < self._parallel
+
+    def _has_use_for_more(self) -> bool:
+        """What is left waiting while there are places has a host that lets nobody in: others may be behind it."""
+        if not self._more or len(self._aside) >= MOST_ASIDE:
+            return False
+        return self._window.is_low or (self._has_places() and self._window.may_pass(self._clock.now()))
 
     async def _host(self, row: OutboxRow) -> str | None:
         """Where the attempt's request goes; None if it is no longer wanted."""
@@ -117,12 +129,12 @@ class CallRunner:
             return None
         return self._caller.host(step.request.url)
 
-    def _enqueue(self, taken: _Taken, host: str | BaseException | None) -> None:
+    def _enqueue(self, row: OutboxRow, taken_at: Instant, host: str | BaseException | None) -> None:
         """One row that can't be read must not keep the others waiting: the turn fails only after they are started."""
         if isinstance(host, str):
-            self._waiting.setdefault(host, deque()).append(taken)
+            self._window.put(Waiting(host, row, taken_at))
             return
-        self._set_aside(taken.row)
+        self._set_aside(row)
         if isinstance(host, Exception):
             self._failure = host
             self._look.set()
@@ -130,42 +142,44 @@ class CallRunner:
     def _start_waiting(self) -> None:
         """From every host in turn, as many as it may have now."""
         self._opens_at = None
-        for host in list(self._waiting):
-            if len(self._running) >= self._parallel:
+        waiting = self._window.queues
+        for host in list(waiting):
+            if not self._has_places():
                 return
-            queue = self._waiting[host]
-            while queue and len(self._running) < self._parallel:
+            queue = waiting[host]
+            while queue and self._has_places():
                 admitted = self._caller.admit(host)
                 if isinstance(admitted, Closed):
                     self._note_opening(admitted.until)
                     break
-                self._start(queue.popleft().row, admitted)
+                self._start(queue.popleft(), admitted)
             if not queue:
-                del self._waiting[host]
+                del waiting[host]
             else:  # behind the others the next time, should there be more of them than may run
-                self._waiting[host] = self._waiting.pop(host)
+                waiting[host] = waiting.pop(host)
 
     def _note_opening(self, until: Instant | None) -> None:
         if until is not None:
             self._opens_at = until if self._opens_at is None else min(until, self._opens_at)
 
-    def _start(self, row: OutboxRow, slot: Slot) -> None:
-        task = asyncio.create_task(self._run(row), name=f"lucius-call-{row.outbox_id}")
+    def _start(self, one: Waiting, slot: Slot) -> None:
+        task = asyncio.create_task(self._run(one.row), name=f"lucius-call-{one.row.outbox_id}")
         self._running.add(task)
-        task.add_done_callback(lambda done: self._ended(done, row, slot))
+        task.add_done_callback(lambda done: self._ended(done, one, slot))
 
-    def _ended(self, done: asyncio.Task[None], row: OutboxRow, slot: Slot) -> None:
+    def _ended(self, done: asyncio.Task[None], one: Waiting, slot: Slot) -> None:
         """Its place goes to the next one at once; the turn is woken only for what it alone can do."""
         slot.release()
         self._running.discard(done)
         error = None if done.cancelled() else done.exception()
         if isinstance(error, Exception):
             self._failure = error
-            self._set_aside(row)
+            self._set_aside(one.row)
         opened_at = self._opens_at
         if not self._stopping:
             self._start_waiting()
-        if self._failure is not None or self._opens_at != opened_at:
+        more = self._has_use_for_more() or self._window.is_short_of(one.host)
+        if more or self._failure is not None or self._opens_at != opened_at:
             self._look.set()
 
     async def _run(self, row: OutboxRow) -> None:
@@ -224,26 +238,11 @@ class CallRunner:
             rows.append(self._aside.popleft()[1])
         await self._dispatcher.put_back(rows)
 
-    async def _give_back_old(self) -> None:
-        """From now on others may have them. They are as ready as before, and ours again unless another is faster."""
-        too_old, rows = self._clock.now() - HOLD_MS, list[OutboxRow]()
-        for host in list(self._waiting):
-            queue = self._waiting[host]
-            while queue and queue[0].at <= too_old:
-                rows.append(queue.popleft().row)
-            if not queue:
-                del self._waiting[host]
-        await self._dispatcher.put_back(rows)
-
     async def _give_back_all(self) -> None:
-        rows = [taken.row for queue in self._waiting.values() for taken in queue]
-        rows += [row for _, row in self._aside]
-        self._waiting.clear()
+        """From now on others may have them. They are as ready as before."""
+        rows = self._window.clear() + [row for _, row in self._aside]
         self._aside.clear()
         await self._dispatcher.put_back(rows)
-
-    def _count_waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
 
     async def _wait_for_more(self, seen: int) -> None:
         """Until a row comes, a host opens, something went wrong, or it is time to look all the same."""

@@ -1,19 +1,19 @@
 """Tells clients that asked for it when their jobs have ended.
 
-A receiver that is slow or has its fill keeps its notices waiting here, and those of other hosts go past them.
+A receiver that is slow or has its fill keeps its notices waiting, and those of other hosts go past them. Replicas share
+what there is: none takes more than it can soon use.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Collection, Coroutine
 
 import structlog
-from msgspec import Struct
 
 from lucius.core.decision import JobView
 from lucius.core.inputs import NoticeTold
 from lucius.core.model import ErrorInfo, Instant, OutboxRow
 from lucius.core.protocol import WEBHOOK_SERVICE
+from lucius.engine.window import Waiting, Window
 from lucius.ports.calls import Answer, Caller, Closed, Outgoing, Slot
 from lucius.ports.clock import Clock
 from lucius.ports.errors import CallFailed, CallRefused, LedgerError
@@ -26,16 +26,11 @@ log = structlog.get_logger(__name__)
 
 BATCH = 50
 TIMEOUT_MS = 15_000
-HOLD_MS = 4 * TIMEOUT_MS  # nobody else sends what we may be sending; what waits longer here is taken anew
+WAIT_MS = 2 * TIMEOUT_MS  # what waits longer for its receiver is taken anew
+HOLD_MS = 300_000  # nobody else sends what we may be sending, or have sent to a ledger that is slow to take it
 GRACE = 10.0
 FIRST_BACKOFF, MAX_BACKOFF = 0.1, 5.0
 SECRET = "default"
-
-
-class _Due(Struct, frozen=True):
-    row: OutboxRow
-    url: str
-    held_until: Instant
 
 
 class NoticeRunner:
@@ -62,17 +57,27 @@ class NoticeRunner:
         self._on_failure = on_failure
         self._parallel = parallel
         self._held: set[str] = set()  # rows that wait or run here: none is taken twice
-        self._waiting: dict[str, deque[_Due]] = {}
+        self._window = Window(caller, parallel, WAIT_MS, round(interval * 1000))
+        self._look = asyncio.Event()
+        self._more = False
         self._running: set[asyncio.Task[None]] = set()
         self._stopping = False
 
     async def turn(self) -> None:
         """Start every notice that may start, then wait for more."""
+        self._look.clear()
         seen = self._hub.arrivals(WEBHOOK_SERVICE)
         if not await self.start_due():
-            await self._hub.wait_for_row(WEBHOOK_SERVICE, self._interval, seen)
+            await self._wait_for_more(seen)
         if self._hub.closed:
             await asyncio.sleep(self._interval)
+
+    async def _wait_for_more(self, seen: int) -> None:
+        look = asyncio.ensure_future(self._look.wait())
+        try:
+            await self._hub.wait_for_row(WEBHOOK_SERVICE, self._interval, seen, gone=look)
+        finally:
+            look.cancel()
 
     async def stop(self, grace: float = GRACE) -> None:
         """Let running notices end, for a while. One that is cut off is sent again by whoever starts next."""
@@ -82,23 +87,28 @@ class NoticeRunner:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        rows = [due.row for queue in self._waiting.values() for due in queue]
-        self._waiting.clear()
-        await self._give_back(rows)
+        await self._give_back(self._window.clear())
 
     async def start_due(self) -> bool:
         """Whether there is more to look at right away."""
+        self._start_waiting()
+        await self._give_back(self._window.let_go(self._clock.now(), self._has_places()))
+        limit = min(BATCH, self._window.room, self._window.size + self._parallel - len(self._held))
+        rows = await self._take(limit) if limit > 0 else []
+        self._more = len(rows) >= limit
+        self._start_waiting()
+        return limit > 0 and self._has_use_for_more()
+
+    async def _take(self, limit: int) -> list[OutboxRow]:
         now = self._clock.now()
-        query = PendingQuery(
-            limit=BATCH, now=now, service=WEBHOOK_SERVICE, except_rows=frozenset(self._held), hold_ms=HOLD_MS
-        )
+        known = self._window.passed | self._held
+        query = PendingQuery(limit=limit, now=now, service=WEBHOOK_SERVICE, except_rows=known, hold_ms=HOLD_MS)
         rows = [row for row in await self._outbox.pending(query) if row.outbox_id not in self._held]
         for row in rows:
-            await self._enqueue(row, now + HOLD_MS)
-        self._start_waiting()
-        return len(rows) == BATCH
+            await self._enqueue(row, now)
+        return rows
 
-    async def _enqueue(self, row: OutboxRow, held_until: Instant) -> None:
+    async def _enqueue(self, row: OutboxRow, taken_at: Instant) -> None:
         """One row that can't be read must not keep the others waiting."""
         self._held.add(row.outbox_id)
         try:
@@ -107,48 +117,56 @@ class NoticeRunner:
             self._start(self._set_aside(row), row)
             return
         url = view.job.command.callback_urls.get("job", "") if view else ""
-        self._waiting.setdefault(self._caller.host(url), deque()).append(_Due(row, url, held_until))
+        self._window.put(Waiting(self._caller.host(url), row, taken_at, url))
+
+    def _has_places(self) -> bool:
+        return len(self._running) < self._parallel
+
+    def _has_use_for_more(self) -> bool:
+        """What is left waiting while there are places has a host that has its fill: others may be behind it."""
+        if not self._more:
+            return False
+        return self._window.is_low or (self._has_places() and self._window.may_pass(self._clock.now()))
 
     def _start_waiting(self) -> None:
         """From every host in turn, as many as it may have now."""
-        for host in list(self._waiting):
-            queue = self._fresh(self._waiting.pop(host))
-            while queue and len(self._running) < self._parallel:
+        now, waiting = self._clock.now(), self._window.queues
+        for host in list(waiting):
+            queue = waiting.pop(host)
+            while queue and self._has_places() and not self._window.is_stale(queue[0], now):
                 admitted = self._caller.admit(host)
                 if isinstance(admitted, Closed) and admitted.until is None:
                     break
-                due = queue.popleft()
-                self._start(self._run(due, admitted), due.row)
+                one = queue.popleft()
+                self._start(self._run(one, admitted), one.row, host)
             if queue:  # behind the others the next time, should there be more of them than may run
-                self._waiting[host] = queue
-
-    def _fresh(self, queue: deque[_Due]) -> deque[_Due]:
-        """What waited too long here goes back to the outbox, to be taken anew."""
-        last_start = self._clock.now() + 2 * TIMEOUT_MS
-        while queue and queue[0].held_until < last_start:
-            row = queue.popleft().row
-            self._start(self._give_back([row]), row)
-        return queue
+                waiting[host] = queue
 
     async def _give_back(self, rows: Collection[OutboxRow]) -> None:
+        """From now on others may have them. They are as due as before."""
+        if not rows:
+            return
+        self._held.difference_update(row.outbox_id for row in rows)
         try:
             await self._outbox.put_back(rows)
         except LedgerError as error:
             log.warning("notices stay held until their time is over", rows=len(rows), reason=str(error))
 
-    def _start(self, work: Coroutine[None, None, None], row: OutboxRow) -> None:
+    def _start(self, work: Coroutine[None, None, None], row: OutboxRow, host: str = "") -> None:
         task = asyncio.create_task(work, name=f"lucius-notice-{row.outbox_id}")
         self._running.add(task)
-        task.add_done_callback(lambda done: self._ended(done, row))
+        task.add_done_callback(lambda done: self._ended(done, row, host))
 
-    def _ended(self, done: asyncio.Task[None], row: OutboxRow) -> None:
-        """Its place goes to the next one at once."""
+    def _ended(self, done: asyncio.Task[None], row: OutboxRow, host: str) -> None:
+        """Its place goes to the next one at once; the turn is woken for what it alone can do."""
         self._running.discard(done)
         self._held.discard(row.outbox_id)
         if not self._stopping:
             self._start_waiting()
+        if self._has_use_for_more() or self._window.is_short_of(host):
+            self._look.set()
 
-    async def _run(self, due: _Due, admitted: Slot | Closed) -> None:
+    async def _run(self, due: Waiting, admitted: Slot | Closed) -> None:
         """What goes wrong with one notice is that one's alone."""
         try:
             if isinstance(admitted, Closed):
@@ -166,7 +184,7 @@ class NoticeRunner:
         log.warning("a job notice is set aside", job_id=row.job_id)
         await asyncio.sleep(self._interval)
 
-    async def _told(self, due: _Due, slot: Slot) -> NoticeTold:
+    async def _told(self, due: Waiting, slot: Slot) -> NoticeTold:
         row = due.row
         try:
             return await self._sent(row, due.url)

@@ -123,9 +123,14 @@ class Dispatcher:
         return directives
 
     async def take(
-        self, service: str | None, limit: int, lanes: frozenset[int] | None = None, hold_ms: Millis = HOLD_MS
+        self,
+        service: str | None,
+        limit: int,
+        lanes: frozenset[int] | None = None,
+        hold_ms: Millis = HOLD_MS,
+        passing: frozenset[str] = frozenset(),
     ) -> list[OutboxRow]:
-        """PENDING rows that nobody else is handing over right now, here or for `hold_ms` elsewhere.
+        """PENDING rows that nobody else is handing over right now, here or for `hold_ms` elsewhere; none of `passing`.
 
         Without a service, those of every platform service; of one at its cap only as many as it has room for.
         """
@@ -133,7 +138,7 @@ class Dispatcher:
             limit=limit, now=self._clock.now(), service=service, lanes=lanes, hold_ms=hold_ms, later=False
         )
         if service is not None:
-            return await self._take(replace(query, except_rows=self._in_hand({service})))
+            return await self._take(replace(query, except_rows=self._in_hand({service}) | passing))
         capped = frozenset(self._capped)
         others = OF_THE_ENGINE | capped
         rooms = {name: min(limit, await self._room(name)) for name in sorted(capped)}

@@ -329,10 +329,7 @@ class TestHosts:
             assert {(await engine.ended(job_id)).status for job_id in jobs} == {JobStatus.SUCCEEDED}
         assert there.most_at_once == 3
 
-    async def test_a_long_queue_for_one_host_does_not_starve_the_others(
-        self, there: Peer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(calls, "BATCH", 5)
+    async def test_a_long_queue_for_one_host_does_not_starve_the_others(self, there: Peer) -> None:
         engine = Engine(per_host=1, retry_interval=60)
         there.gate.clear()
         for i in range(40):
@@ -347,6 +344,33 @@ class TestHosts:
         assert [seen.headers["idempotency-key"] for seen in there.seen] == [
             (await engine.step("call", f"slow-{i}")).idempotency_key for i in range(40)
         ]
+
+    @pytest.mark.parametrize("per_host", [1, 2])
+    async def test_a_queue_for_one_host_that_is_longer_than_what_is_taken_starves_nobody(
+        self, there: Peer, per_host: int
+    ) -> None:
+        engine = Engine(per_host=per_host, parallel=3, retry_interval=60)
+        there.gate.clear()
+        jobs = [await engine.submit(call(there.url), job_id=f"slow-{i}") for i in range(100)]
+        async with engine.running(), peer() as other:
+            for i in range(20):
+                await engine.submit(call(other.url), job_id=f"quick-{i}")
+            for i in range(20):
+                assert (await engine.ended(f"quick-{i}")).status is JobStatus.SUCCEEDED
+            assert len(there.seen) == per_host
+            there.gate.set()
+            assert {(await engine.ended(job_id)).status for job_id in jobs} == {JobStatus.SUCCEEDED}
+        assert (len(there.seen), there.most_at_once) == (100, per_host)
+
+    async def test_more_slowed_hosts_than_there_is_room_for_starve_nobody(self, there: Peer) -> None:
+        engine = Engine("*.example", "127.0.0.1", parallel=1, retry_interval=60)
+        for i in range(50):
+            await engine.submit(call(f"https://h{i}.example/"), job_id=f"slow-{i}")
+            host = engine.caller.host(f"https://h{i}.example/")
+            engine.caller._gates.close(host, engine.clock.now(), 60 * SECOND)
+        await engine.submit(call(there.url), job_id="quick")
+        async with engine.running():
+            assert (await engine.ended("quick")).status is JobStatus.SUCCEEDED
 
     async def test_all_hosts_together_have_a_limit_too(self, there: Peer) -> None:
         engine = Engine(parallel=2)

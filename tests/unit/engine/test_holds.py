@@ -1,7 +1,7 @@
 """Rows that wait in memory, for a host or a slot, must not be kept from other replicas for long."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 
 import pytest
 
@@ -11,10 +11,13 @@ from lucius.core.protocol import WEBHOOK_SERVICE, Call, StepSpec
 from lucius.engine import calls, notices
 from lucius.engine.notices import NoticeRunner
 from lucius.ports.calls import Answer, Closed, Outgoing, Slot
+from lucius.ports.errors import LedgerCorrupt
 from lucius.ports.ledger import PendingQuery
 from tests.support.engine import Engine
 from tests.support.peer import Peer, peer
 
+MINUTE = 60_000
+MANY = [f"t{number}" for number in range(60)]
 TASK = StepSpec(step_id="ocr", step_type="OCR", service="ocr")
 
 
@@ -27,8 +30,10 @@ async def there() -> AsyncIterator[Peer]:
 class Watched(Engine):
     """Notes what is given back to its ledger, and for how long rows are held."""
 
-    def __init__(self, *, per_host: int = 1) -> None:
-        super().__init__(per_host=per_host)
+    def __init__(self, *, per_host: int = 1, parallel: int = 64) -> None:
+        super().__init__(per_host=per_host, parallel=parallel)
+        self.taken: set[str] = set()
+        self.times_given_back = 0
         self.given_back: list[str] = []
         self.holds: list[int] = []
         self._pending = self.ledger.pending
@@ -37,12 +42,19 @@ class Watched(Engine):
 
     async def _watch_put_back(self, rows: Collection[OutboxRow]) -> None:
         self.given_back += [row.job_id for row in rows]
+        self.taken.difference_update(row.job_id for row in rows)
+        self.times_given_back += 1
 
     async def _watch_pending(self, query: PendingQuery) -> list[OutboxRow]:
         self.holds.append(query.hold_ms)
-        return await self._pending(query)
+        rows = await self._pending(query)
+        self.taken.update(row.job_id for row in rows)
+        return rows
 
-    def notices(self, caller: "OneAtATime") -> NoticeRunner:
+    def in_hand(self) -> int:
+        return len(self.taken)
+
+    def notices(self, caller: "OneAtATime", parallel: int = 256) -> NoticeRunner:
         return NoticeRunner(
             ledger=self.ledger,
             outbox=self.ledger,
@@ -52,6 +64,7 @@ class Watched(Engine):
             clock=self.clock,
             interval=0.02,
             on_failure=lambda name: None,
+            parallel=parallel,
         )
 
     async def ended_jobs(self, *tenants: str) -> None:
@@ -69,10 +82,10 @@ class Watched(Engine):
 
 
 class TestCalls:
-    async def waiting(self, engine: Watched, there: Peer) -> None:
-        """Two calls of a host that may have one, and has it."""
+    async def waiting(self, engine: Watched, there: Peer, calls: int = 2) -> None:
+        """So many calls of a host that has as many as it may have, or as can run."""
         there.gate.clear()
-        for job_id in ("one", "two"):
+        for job_id in ("one", "two", *map(str, range(2, calls))):
             spec = StepSpec(step_id="call", kind="external_call", external_call=Call(url=there.url))
             await engine.submit(spec, job_id=job_id)
         await engine.calls.start_ready()
@@ -91,6 +104,23 @@ class TestCalls:
         async with engine.running():
             assert (await engine.ended("two")).status is JobStatus.SUCCEEDED
         assert len(there.seen) == 2
+
+    async def test_nobody_takes_more_than_a_few_times_what_can_run(self, there: Peer) -> None:
+        engine = Watched(per_host=9, parallel=2)
+        await self.waiting(engine, there, 50)
+        await engine.calls.start_ready()
+        assert engine.in_hand() == 2 + 4 * 2
+        await engine.calls.stop(0)
+
+    async def test_what_a_host_lets_wait_is_left_to_others_but_for_a_few(self, there: Peer) -> None:
+        engine = Watched(per_host=1, parallel=2)
+        await self.waiting(engine, there, 50)
+        while await engine.calls.start_ready():
+            pass
+        assert engine.in_hand() <= 1 + 4 * 2
+        assert len(engine.given_back) == len(set(engine.given_back)) == 50 - engine.in_hand()
+        assert engine.times_given_back < 20
+        await engine.calls.stop(0)
 
     async def test_who_stops_keeps_nothing(self, there: Peer) -> None:
         engine = Watched()
@@ -128,10 +158,12 @@ class OneAtATime:
 
 
 class TestNotices:
-    async def waiting(self, engine: Watched, caller: OneAtATime) -> NoticeRunner:
-        """Two notices for a receiver that may have one, and has it."""
-        await engine.ended_jobs("a", "b")
-        runner = engine.notices(caller)
+    async def waiting(
+        self, engine: Watched, caller: OneAtATime, tenants: Sequence[str] = ("a", "b"), parallel: int = 256
+    ) -> NoticeRunner:
+        """One notice of each tenant for a receiver that may have one, and has it."""
+        await engine.ended_jobs(*tenants)
+        runner = engine.notices(caller, parallel)
         await runner.start_due()
         await caller.began.wait()
         return runner
@@ -139,7 +171,44 @@ class TestNotices:
     async def test_a_notice_is_held_for_longer_than_it_can_take(self) -> None:
         engine, caller = Watched(), OneAtATime()
         runner = await self.waiting(engine, caller)
-        assert engine.holds[-1] > 2 * notices.TIMEOUT_MS
+        assert engine.holds[-1] >= notices.WAIT_MS + notices.TIMEOUT_MS + 3 * MINUTE  # for a ledger in trouble
+        await runner.stop(0)
+
+    async def test_nobody_takes_more_than_a_few_times_what_can_run(self) -> None:
+        engine, caller = Watched(), OneAtATime()
+        runner = await self.waiting(engine, caller, MANY, parallel=2)
+        while await runner.start_due():
+            pass
+        assert engine.in_hand() <= 1 + 4 * 2
+        assert engine.times_given_back < 30
+        caller.gate.set()
+        await engine.nothing_pending(runner)
+        assert len(set(caller.told)) == len(caller.told) == len(MANY)
+        await runner.stop()
+
+    async def test_all_that_waited_too_long_go_back_together(self) -> None:
+        engine, caller = Watched(), OneAtATime()
+        runner = await self.waiting(engine, caller, MANY)
+        while await runner.start_due():
+            pass
+        assert (engine.in_hand(), engine.times_given_back) == (len(MANY), 0)
+        engine.clock.advance(notices.WAIT_MS / 1000)
+        await runner.start_due()
+        assert (len(engine.given_back), engine.times_given_back) == (len(MANY) - 1, 1)
+        await runner.stop(0)
+
+    async def test_what_can_not_be_read_does_not_pile_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine, caller = Watched(), OneAtATime()
+        await engine.ended_jobs(*MANY)
+        runner = engine.notices(caller, parallel=2)
+
+        async def torn(job_id: str, step_ids: object = (), fresh: bool = False) -> None:
+            raise LedgerCorrupt("a row is not what it was")
+
+        monkeypatch.setattr(engine.ledger, "load", torn)
+        while await runner.start_due():
+            pass
+        assert engine.in_hand() <= 2 + 4 * 2
         await runner.stop(0)
 
     async def test_one_that_waited_too_long_is_not_begun_but_taken_anew(self) -> None:
