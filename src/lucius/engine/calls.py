@@ -12,7 +12,7 @@ import structlog
 
 from lucius.core.decision import Applied, Decision
 from lucius.core.inputs import HandedOver, Succeeded
-from lucius.core.model import Instant, OutboxRow, Step
+from lucius.core.model import Instant, OutboxRow, Step, StepStatus
 from lucius.core.protocol import HTTP_SERVICE
 from lucius.engine.exchange import Exchange, Outcome, failed_by
 from lucius.engine.window import Waiting, Window
@@ -190,6 +190,8 @@ class CallRunner:
             return
         self._dispatcher.let_go([row])
         step = next(step for step in taken.steps if step.step_id == row.step_id)
+        if step.attempt.lease_id != row.lease_id or step.status is not StepStatus.PROCESSING:
+            return  # the same commit moved the job on: nobody waits for the answer
         outcome = await self._outcome(taken, step)
         log.info("call made", job_id=row.job_id, step_id=row.step_id, attempt_no=row.attempt_no, **_told(outcome))
         await self._report(row, outcome, step.attempt.lease_expires_at or 0)

@@ -715,6 +715,26 @@ class TestTimeAndTrouble:
             await asyncio.sleep(0.1)
         assert (asked, there.seen) == (1, [])
 
+    @pytest.mark.parametrize("again", [False, True])
+    async def test_a_step_that_the_hand_over_itself_ended_makes_no_call(
+        self, there: Peer, monkeypatch: pytest.MonkeyPatch, again: bool
+    ) -> None:
+        engine = Engine(retry_interval=60)
+        await engine.submit(call(there.url))
+        real = engine.jobs.apply
+
+        async def moves_on(job_id: str, inputs: Sequence[Input], step_id: str | None = None) -> Decision:
+            decision = await real(job_id, inputs, step_id)
+            (step,) = decision.steps
+            attempt = msgspec.structs.replace(step.attempt, lease_id="another lease")
+            later = {"attempt": attempt} if again else {"status": StepStatus.CANCELLED}
+            return msgspec.structs.replace(decision, steps=(msgspec.structs.replace(step, **later),))
+
+        monkeypatch.setattr(engine.jobs, "apply", moves_on)
+        async with engine.running():
+            await asyncio.sleep(0.1)
+        assert there.seen == []
+
     async def test_stopping_lets_a_running_call_end_and_starts_no_other(self, there: Peer) -> None:
         engine = Engine(per_host=1)
         there.gate.clear()
