@@ -16,6 +16,7 @@ from lucius.adapters.postgres.reserve import MOST, Reserve
 from lucius.core.decision import Decision
 from lucius.core.inputs import Cap
 from lucius.core.model import JobStatus, OutboxRow, OutboxStatus, StepStatus
+from lucius.core.protocol import WEBHOOK_SERVICE
 from lucius.ports.errors import AlreadyAccepted, LedgerDown, LedgerError, LimitReached, VersionConflict
 from lucius.ports.ledger import PendingQuery
 from lucius.ports.peers import Wake
@@ -130,7 +131,7 @@ class TestGuard:
         second = then(first, steps=(working,))
         await here.commit(second)
         here._cache.forget(["j1"])
-        here._cache.put(Entry(early.job, dict(early.steps), set(early.steps)))
+        here._cache.put(Entry(early.job, dict(early.steps), set(early.steps), 0))
         await here.commit(then(second, status=JobStatus.IN_PROGRESS))
         view = await here.load("j1", ("ocr",))
         assert view is not None
@@ -312,7 +313,7 @@ class TestHolds:
     ) -> None:
         here.awaited = lambda service, lane: True
         monkeypatch.setattr("lucius.adapters.ledger_postgres.TAKEN_WITHIN_SECONDS", 60)
-        await until(lambda: not here._wakes.alone())
+        await until(lambda: not here._wakes.company.alone())
         assert await taken(here) == []  # he looked, and waits
         await here.commit(dispatch("a"))
         assert await taken(there) == []
@@ -329,8 +330,24 @@ class TestHolds:
             assert len(await taken(here)) == 10
         async with opened(emptied_postgres_url) as there:
             assert {"j10", "j11"} <= set(await taken(there, limit=20))
-            await until(lambda: not here._wakes.alone())
+            await until(lambda: not here._wakes.company.alone())
             assert await taken(here) == []
+
+    async def test_a_notice_is_held_for_as_long_as_whoever_tells_it_asks(
+        self, here: PostgresLedger, there: PostgresLedger
+    ) -> None:
+        here.awaited = lambda service, lane: True
+        await here.commit(dispatch("a", service=WEBHOOK_SERVICE))
+
+        async def told_by(ledger: PostgresLedger, at: int) -> list[str]:
+            query = PendingQuery(limit=10, now=at, service=WEBHOOK_SERVICE, hold_ms=60_000)
+            return [found.job_id for found in await ledger.pending(query)]
+
+        begun = now(here)
+        assert await told_by(here, begun) == ["a"]
+        assert await told_by(there, begun + 50_000) == []
+        there._outbox.heard_nothing()
+        assert await told_by(there, begun + 60_001) == ["a"]
 
     async def test_one_that_he_does_not_fetch_is_soon_anybodys(
         self, here: PostgresLedger, there: PostgresLedger
@@ -400,6 +417,32 @@ class TestWakes:
         await here.commit(ended)
         await until(lambda: any(wake.ended == ("j1",) for wake in heard))
         assert heard[-1].picked_up == ("ocr",)
+
+    async def test_every_deadline_that_is_near_is_told(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        heard: list[Wake] = []
+        there.on_wake = heard.append
+        await asyncio.gather(*(here.commit(accept(f"j{i}", due_at=2_000 + i)) for i in range(3)))
+        await here.commit(accept("far", due_at=60_000))
+        await until(lambda: len({job_id for wake in heard for job_id in wake.changed}) == 4)
+        assert sorted(due for wake in heard for due in wake.due) == [2_000, 2_001, 2_002]
+
+    async def test_of_two_that_come_at_once_each_knows_of_the_other(self, emptied_postgres_url: str) -> None:
+        for _ in range(5):
+            both = await asyncio.gather(*(PostgresLedger.open(emptied_postgres_url) for _ in range(2)))
+            try:
+                await until(lambda both=both: not any(one._wakes.company.alone() for one in both))  # type: ignore[misc]
+            finally:
+                await asyncio.gather(*(one.close() for one in both))
+
+    async def test_a_line_that_says_nothing_any_more_is_left_for_another(
+        self, here: PostgresLedger, there: PostgresLedger
+    ) -> None:
+        deaf = here._wakes._listener
+        assert deaf is not None
+        await deaf.remove_listener(here._wakes._channel, here._wakes._heard)
+        here._wakes._heard_hello, here._wakes._said_hello = -2.0, -1.0
+        here._wakes._leave_a_dead_line()
+        await until(lambda: here._wakes._listener not in (None, deaf) and here._wakes._heard_hello > 0)
 
     async def test_nobody_hears_himself(self, here: PostgresLedger, there: PostgresLedger) -> None:
         heard: list[Wake] = []
@@ -479,10 +522,17 @@ class TestClock:
         clock, steady = self.clock()
         clock.heard(5_000_000, 100.0, 100.0)
         assert clock.now() == 5_000_000
-        clock.heard(4_000_000, 100.0, 100.0)
+        clock.heard(4_996_000, 100.0, 100.0)
         assert clock.now() == 5_000_000
-        steady[0] += 1_001
+        steady[0] += 5
         assert clock.now() == 5_001_000
+
+    def test_but_follows_one_that_was_set_back_for_long(self) -> None:
+        clock, _ = self.clock()
+        clock.heard(5_000_000, 100.0, 100.0)
+        assert clock.now() == 5_000_000
+        clock.heard(4_000_000, 100.0, 100.0)
+        assert clock.now() == 4_000_000
 
     def test_a_slow_answer_says_nothing(self) -> None:
         clock, _ = self.clock()
@@ -504,20 +554,20 @@ class TestPresence:
     async def test_only_those_who_mind_the_deadlines_share_them(self, here: PostgresLedger) -> None:
         assert here.presence is not None
         for sender in range(20):
-            here._wakes._meet(sender, sweeps=False)
-        assert (here.presence.stretch(), here._wakes.stretch()) == (1.0, 21 / 4)
+            here._wakes.company.meet(sender, sweeps=False)
+        assert (here.presence.stretch(), here._wakes.company.stretch()) == (1.0, 21 / 4)
         for sender in range(200):
-            here._wakes._meet(sender, sweeps=True)
-        assert (here.presence.stretch(), here._wakes.stretch()) == (4.0, 8.0)
+            here._wakes.company.meet(sender, sweeps=True)
+        assert (here.presence.stretch(), here._wakes.company.stretch()) == (4.0, 8.0)
 
     async def test_those_who_are_gone_share_nothing(
         self, here: PostgresLedger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert here.presence is not None
         for sender in range(20):
-            here._wakes._meet(sender, sweeps=True)
-        later = here._wakes._clock.steady() + 1_000
-        monkeypatch.setattr(here._wakes._clock, "steady", lambda: later)
+            here._wakes.company.meet(sender, sweeps=True)
+        later = here._wakes.company._steady() + 1_000
+        monkeypatch.setattr(here._wakes.company, "_steady", lambda: later)
         assert here.presence.stretch() == 1.0
 
     async def test_another_replica_at_work_means_no_absence(self, here: PostgresLedger, there: PostgresLedger) -> None:
@@ -696,8 +746,21 @@ def test_the_cache_is_bounded_and_forgets_the_oldest() -> None:
     for name in "abc":
         decision = dispatch(name)
         cache.protocols[decision.job.protocol_digest] = decision.protocol
-        cache.moved(decision.job, decision.steps, creates=True)
+        cache.moved(decision.job, decision.steps, creates=True, size=10)
     assert [cache.view(name, ()) is not None for name in "abc"] == [False, True, True]
+
+
+def test_the_cache_is_bounded_in_bytes_too() -> None:
+    cache = Cache(max_bytes=100)
+    decisions = {name: dispatch(name) for name in "abc"}
+    for decision in decisions.values():
+        cache.protocols[decision.job.protocol_digest] = decision.protocol
+        cache.moved(decision.job, decision.steps, creates=True, size=40)
+    assert [cache.view(name, ()) is not None for name in "abc"] == [False, True, True]
+    more = then(decisions["c"])
+    cache.moved(more.job, (), creates=False, size=70)
+    assert [cache.view(name, ()) is not None for name in "abc"] == [False, False, False]
+    assert cache._bytes == 0
 
 
 async def test_all_processes_have_the_secret_of_whoever_came_first(here: PostgresLedger, there: PostgresLedger) -> None:

@@ -46,7 +46,7 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
         me = random.getrandbits(62) + 1
         clock = DatabaseClock()
         self.clock: Clock | None = clock
-        self.presence: Presence | None = PostgresPresence(database, lambda: self._wakes.sweepers_stretch())
+        self.presence: Presence | None = PostgresPresence(database, lambda: self._wakes.company.sweepers_stretch())
         self.secrets: SharedSecrets | None = PostgresSecrets(database)
         self.on_commit: Callable[[Decision], None] | None = None
         self.on_flush: Callable[[int, float], None] | None = None
@@ -57,7 +57,7 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
         self._wakes = Wakes(
             database, clock, me, on_wake=self._woken, on_gap=self._missed_some, on_revision=self._heard_revision
         )
-        self._outbox.alone = self._wakes.alone
+        self._outbox.alone = self._wakes.company.alone
         self._revision = 0
         self._releases: set[asyncio.Task[None]] = set()
 
@@ -115,9 +115,9 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
 
     async def close(self) -> None:
         await self._writer.close()
-        await self._wakes.close()
         await asyncio.gather(*self._releases, return_exceptions=True)
         await self._release()
+        await self._wakes.close()
         await self._database.close()
 
     def _moved_revision(self, revision: int) -> int:
@@ -152,9 +152,9 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
             await self._outbox.put_back(untaken)
         except LedgerError as error:
             log.info("rows stay held until their time is over", rows=len(untaken), reason=str(error))
-        wake = Wake(ready=tuple({(row.service, row.lane): None for row in untaken}))
-        self._wakes.tell_wake(wake)
-        self._woken(wake)
+        ready = tuple({(row.service, row.lane): None for row in untaken})
+        self._wakes.tell_ready(ready)
+        self._woken(Wake(ready=ready))
 
     def _woken(self, wake: Wake) -> None:
         self._cache.forget((*wake.changed, *wake.ended))
@@ -164,6 +164,7 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
 
     def _missed_some(self) -> None:
         self._cache.forget_all()
+        self._writer.forget_protocols()
         self._outbox.heard_nothing()
 
     def _heard_revision(self, revision: int) -> None:

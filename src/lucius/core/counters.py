@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from lucius.core.model import Job, Step, StepStatus
 from lucius.core.protocol import OF_THE_ENGINE
 
-_UNACKED = "unacked/"
+UNACKED = "unacked/"
 _PENDING = "pending/"
 
 
@@ -52,8 +52,8 @@ def step_counter(step: Step) -> str | None:
 
 
 def unacked_counter(service: str) -> str:
-    """Handed over, or about to be, and not picked up: what `LUCIUS_MAX_UNACKED` caps."""
-    return f"{_UNACKED}{service}"
+    """Handed over, or about to be, and not picked up: what `LUCIUS_MAXUNACKED` caps."""
+    return f"{UNACKED}{service}"
 
 
 def pending_counter(service: str, lane: int) -> str:
@@ -72,4 +72,4 @@ def pending_by_lane(counters: Mapping[str, int]) -> dict[str, dict[int, int]]:
 
 
 def unacked_by_service(counters: Mapping[str, int]) -> dict[str, int]:
-    return {name.removeprefix(_UNACKED): n for name, n in counters.items() if name.startswith(_UNACKED)}
+    return {name.removeprefix(UNACKED): n for name, n in counters.items() if name.startswith(UNACKED)}

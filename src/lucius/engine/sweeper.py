@@ -106,7 +106,9 @@ class Sweeper:
         self._last_tick = self._clock.now()
         pause = self._interval * self._presence.stretch()
         gap_ms = max(GAP_MS, round(self._interval * 4000), round(pause * 1500))
-        resumed_at = await self._presence.ticked(self._last_tick, BLIND_MS if self._was_blind else gap_ms)
+        if self._was_blind:
+            gap_ms = min(gap_ms, BLIND_MS + round(pause * 1000))
+        resumed_at = await self._presence.ticked(self._last_tick, gap_ms)
         self._was_blind = False
         if self._resumed_at not in (None, resumed_at):
             self._ramp.outage()

@@ -7,21 +7,23 @@ from msgspec import Struct
 from lucius.core.model import Instant, Millis
 
 ANY_LANE = -1
+NEAR_MS: Millis = 2_500
+"""A deadline so near may come before somebody looks by himself: a little more than the pause between two looks."""
 
 
 class Wake(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What became durable elsewhere, so far as somebody here may wait for it.
 
     `changed` are jobs that go on, `ended` those that do not. `ready` are services and lanes with rows that nobody has
-    taken, `picked_up` services that can be given more. `due` is the first deadline that comes before anybody would
-    look by himself. With `protocols`, some of those have changed.
+    taken, `picked_up` services that can be given more. `due` are deadlines that come before anybody would look by
+    himself. With `protocols`, some of those have changed.
     """
 
     ready: tuple[tuple[str, int], ...] = ()
     picked_up: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()
-    due: Instant | None = None
+    due: tuple[Instant, ...] = ()
     protocols: bool = False
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from msgspec import Struct
 
+from lucius.core.counters import UNACKED
 from lucius.core.decision import Decision
 from lucius.core.model import Instant, OutboxStatus
 from lucius.core.protocol import OF_THE_ENGINE
 from lucius.ports.clock import Clock
-from lucius.ports.peers import ANY_LANE, Wake
+from lucius.ports.peers import ANY_LANE, NEAR_MS, Wake
 
-UNACKED = "unacked/"
-NEAR_MS = 2_500  # a little more than the pause between two looks at a ledger that processes share
+LATE_MS = 10  # clocks differ by some milliseconds: whoever looks too early looks in vain
 
 Watchers = dict[str, dict[asyncio.Event, None]]  # in order, so that a simulation repeats itself
 
@@ -69,8 +69,8 @@ class Hub:
             self.relay.set()
         for service in wake.picked_up:
             self._note_pick_up(service)
-        if wake.due is not None:
-            self._ring_at(wake.due)
+        for due_at in wake.due:
+            self._ring_at(due_at)
         if wake.protocols:
             self.protocols.set()
         for job_id in (*wake.changed, *wake.ended):
@@ -88,7 +88,7 @@ class Hub:
 
     def _ring_at(self, due_at: Instant) -> None:
         if self._clock is not None:
-            delay = max(0, due_at - self._clock.now()) / 1000
+            delay = (max(0, due_at - self._clock.now()) + LATE_MS) / 1000
             asyncio.get_running_loop().call_later(delay, self.due.set)
 
     def _wake_pull(self, service: str, lane: int) -> None:

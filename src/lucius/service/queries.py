@@ -65,7 +65,7 @@ class Queries:
         except ValueError as error:
             raise Rejected(RejectCode.INVALID_CURSOR, str(error)) from None
         explainer = Explainer(self._env, saturated)
-        views = [await self._ledger.load(job.job_id, fresh=True) for job in page.jobs]
+        views = await asyncio.gather(*(self._ledger.load(job.job_id, fresh=True) for job in page.jobs))
         return [job_summary(view, explainer) for view in views if view is not None], page.next_cursor
 
     async def steps(self, job_id: str, who: Principal) -> list[StepWithAttempts]:

@@ -49,17 +49,23 @@ def first_id_after(instant: Instant) -> int:
 
 def arguments(
     decisions: Sequence[Decision], places: Sequence[Place], hold: Callable[[OutboxRow], Hold], turns: Ids
-) -> tuple[list[list[Any]], set[str]]:
-    """Every decision is about another job. Sorted as `commit_1` wants it; with the outbox rows that will be held."""
+) -> tuple[list[list[Any]], set[str], list[int]]:
+    """Every decision is about another job. Sorted as `commit_1` wants it.
+
+    Beside the arguments: the outbox rows that will be held, and how long each decision's command and steps are.
+    """
     found: dict[str, list[Row]] = {name: [] for name in _WIDTHS}
+    sizes = []
     for decision, place in zip(decisions, places, strict=True):
+        steps, jobs = len(found["steps"]), len(found["jobs"])
         _add(found, decision, place.id, place.table, hold)
+        sizes.append(sum(len(row[-1]) for row in (*found["steps"][steps:], *found["jobs"][jobs:])))
     found["jobs"].sort(key=lambda row: (row[2], row[5]))
     found["heads"].sort(key=lambda row: row[0])
     held = {row[1] for row in found["outbox"] if row[-2]}
     found["outbox"] = [(*row, turns.next(row[10])) for row in found["outbox"]]
     arrays = [column for name, width in _WIDTHS.items() for column in _columns(found[name], width)]
-    return arrays + _columns(_counters(decisions), 3), held
+    return arrays + _columns(_counters(decisions), 3), held, sizes
 
 
 def _add(

@@ -14,6 +14,8 @@ from lucius.core.model import Job, Step
 from lucius.core.protocol import Protocol
 
 MAX_JOBS = 20_000
+MAX_BYTES = 64 * 1024 * 1024
+"""Of what was written or read. As objects it takes several times as much."""
 MAX_PLACES = 40_000
 
 NOWHERE, LIVE, DONE = 0, 1, 2
@@ -32,12 +34,15 @@ class Entry(Struct, eq=False):
     job: Job
     steps: dict[str, Step]
     known: set[str]
+    size: int
     whole: bool = False
 
 
 class Cache:
-    def __init__(self, max_jobs: int = MAX_JOBS) -> None:
+    def __init__(self, max_jobs: int = MAX_JOBS, max_bytes: int = MAX_BYTES) -> None:
         self._max_jobs = max_jobs
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._places: OrderedDict[str, Place] = OrderedDict()
         self.protocols: dict[str, Protocol] = {}
@@ -58,17 +63,25 @@ class Cache:
         return found
 
     def put(self, entry: Entry) -> None:
+        self.forget([entry.job.job_id])
         self._entries[entry.job.job_id] = entry
-        self._entries.move_to_end(entry.job.job_id)
-        if len(self._entries) > self._max_jobs:
-            self._entries.popitem(last=False)
+        self._bytes += entry.size
+        self._make_room()
+
+    def _make_room(self) -> None:
+        while self._entries and (len(self._entries) > self._max_jobs or self._bytes > self._max_bytes):
+            _, oldest = self._entries.popitem(last=False)
+            self._bytes -= oldest.size
 
     def forget(self, job_ids: Iterable[str]) -> None:
         for job_id in job_ids:
-            self._entries.pop(job_id, None)
+            entry = self._entries.pop(job_id, None)
+            if entry is not None:
+                self._bytes -= entry.size
 
     def forget_all(self) -> None:
         self._entries.clear()
+        self._bytes = 0
 
     def view(self, job_id: str, step_ids: Collection[str]) -> JobView | None:
         """None if the job, or one of the steps, is not known here."""
@@ -84,12 +97,12 @@ class Cache:
         steps = {step_id: entry.steps[step_id] for step_id in asked if step_id in entry.steps}
         return JobView(entry.job, protocol, steps, asked, cached=True)
 
-    def moved(self, job: Job, steps: Collection[Step], creates: bool) -> None:
-        """A decision became durable here."""
+    def moved(self, job: Job, steps: Collection[Step], creates: bool, size: int) -> None:
+        """A decision became durable here, which took so many bytes to write down."""
         if not job.live:
-            self._entries.pop(job.job_id, None)
+            self.forget([job.job_id])
         elif creates:
-            self.put(Entry(job, {step.step_id: step for step in steps}, set(), whole=True))
+            self.put(Entry(job, {step.step_id: step for step in steps}, set(), size, whole=True))
         elif (entry := self.entry(job.job_id)) is not None and entry.job.version != job.version - 1:
             self.forget([job.job_id])  # its steps are of another time than this head
         elif entry is not None:
@@ -97,3 +110,6 @@ class Cache:
             for step in steps:
                 entry.steps[step.step_id] = step
                 entry.known.add(step.step_id)
+            entry.size += size  # some of it replaces what was there: an entry looks larger than it is, and goes sooner
+            self._bytes += size
+            self._make_room()

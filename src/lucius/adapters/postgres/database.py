@@ -25,6 +25,7 @@ MIGRATION_LOCK_MS = 500
 MIGRATION_TRIES = 100
 
 OLDEST_SERVER = 13
+MAX_SCHEMA = 48  # PostgreSQL cuts names off, also those made from this one
 APPLICATION = "lucius"
 
 Answer = TypeVar("Answer")
@@ -53,6 +54,8 @@ class Database:
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query))
         self.schema = query.pop("schema", "lucius")
+        if len(self.schema.encode()) > MAX_SCHEMA:
+            raise LedgerError(f"LUCIUS_LEDGER_URL: the schema's name may have at most {MAX_SCHEMA} bytes")
         self.where = f"{parts.hostname or 'localhost'}{parts.path}"  # never the password
         self._dsn = urlunsplit(parts._replace(query=urlencode(query)))
         self._connections = connections
@@ -173,7 +176,7 @@ async def _migrate(connection: "asyncpg.Connection[Record]", schema: str, migrat
         try:
             async with connection.transaction():
                 await _migrate_under_lock(connection, schema, migrations)
-        except asyncpg.LockNotAvailableError:
+        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
             await asyncio.sleep(random.uniform(0.1, 0.5))
         else:
             return

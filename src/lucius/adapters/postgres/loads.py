@@ -88,7 +88,8 @@ class Loads:
         if not live:
             self._cache.forget([job.job_id])
         elif known is None or known.job.version <= job.version:
-            self._cache.put(Entry(job, dict(steps), set(asked)))
+            size = len(record["command"]) + sum(map(len, record["steps"]))
+            self._cache.put(Entry(job, dict(steps), set(asked), size))
         return JobView(job, await self.protocol(job.protocol_digest), steps, asked)
 
     async def protocol(self, digest: str) -> Protocol:

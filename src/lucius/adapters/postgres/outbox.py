@@ -99,6 +99,9 @@ class PostgresOutbox:
         """Whether no other process is there: then all that is written here can be handed out from memory."""
 
     def hold(self, row: OutboxRow) -> Hold:
+        """A notice is told before it is recorded: it is held for as long as whoever tells it asks for."""
+        if row.service == WEBHOOK_SERVICE:
+            return NOBODY
         if row.next_attempt_at is None and row.claimed_at is None and self.awaited(row.service, row.lane):
             return self._me, self._clock.now() + RESERVED_MS
         return NOBODY
@@ -223,7 +226,8 @@ class PostgresOutbox:
         if rows:
             self.heard({row.service for row in rows})
             ids = [row.job_id for row in rows], [row.outbox_id for row in rows]
-            await self._database.rows(_PUT_BACK, *ids, self._me)
+            async with self._database.connection() as connection:  # at most once: by then it may be taken again
+                await connection.execute(_PUT_BACK, *ids, self._me)
 
     async def due(self, now: Instant, limit: int, hold_ms: Millis = 0) -> list[str]:
         if hold_ms:

@@ -13,7 +13,5 @@ class PostgresSecrets:
 
     async def secret(self, name: str, made: str) -> str:
         async with self._database.connection() as connection:
-            await connection.execute(
-                "INSERT INTO secrets (name, value) VALUES ($1, $2) ON CONFLICT DO NOTHING", name, made
-            )
+            await connection.execute(_KEEP, name, made)
             return str(await connection.fetchval("SELECT value FROM secrets WHERE name = $1", name))

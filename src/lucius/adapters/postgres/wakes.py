@@ -17,34 +17,28 @@ from asyncpg import Record
 from msgspec import Struct
 
 from lucius.adapters.postgres.clock import DatabaseClock
+from lucius.adapters.postgres.company import Company
 from lucius.adapters.postgres.database import Database
+from lucius.adapters.postgres.news import News
 from lucius.core.decision import Decision
-from lucius.core.model import Instant, OutboxRow, OutboxStatus
+from lucius.core.model import OutboxRow
 from lucius.ports.errors import LedgerError
 from lucius.ports.peers import ANY_LANE, Wake
 
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 2.0
-LOOKERS = 4
-MOST_STRETCH, MOST_SWEEPERS_STRETCH = 8.0, 4.0
 HELLO_SECONDS = 60.0
-ALONE_AFTER_SECONDS = 150.0
+ECHO_SECONDS = 10.0
+"""Within which we hear our own hello, or the line that we listen on is dead."""
 FIRST_BACKOFF, MAX_BACKOFF = 0.05, 5.0
-MAX_IDS = 100
-MAX_LANES = 40
-MOST_UNSAID = 10_000
-"""A notification holds 8,000 bytes. More jobs go into the next one; of many lanes only the services are named."""
-NEAR_MS = 2_500
-UNACKED = "unacked/"
-
-_NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
-# Whoever comes later says so.
-_COMPANY = "SELECT count(*) AS others FROM pg_stat_activity WHERE application_name = $1"
-_POLL = "SELECT now, revision, services FROM poll_1()"
-
 
 NOTHING = Wake()
+
+_NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
+# All who listen, ourselves among them. Whoever comes later says so.
+_LISTENERS = "SELECT count(*) AS n FROM pg_stat_activity WHERE application_name = $1"
+_POLL = "SELECT now, revision, services FROM poll_1()"
 
 
 class _Note(Struct, omit_defaults=True):
@@ -78,23 +72,16 @@ class Wakes:
         self._on_gap = on_gap
         self._on_revision = on_revision
         self._channel = f"lucius_{database.schema}"
-        self._company_until = 0.0
-        self._company: dict[int, float] = {}
-        self._sweepers: dict[int, float] = {}
-        self._sweeps = False
-        self._said_hello = 0.0
-        self._ready: dict[tuple[str, int], None] = {}
-        self._picked_up: dict[str, None] = {}
-        self._changed: dict[str, bool] = {}
-        self._due: Instant | None = None
+        self.company = Company(clock.steady)
+        self._news = News()
         self._revision = 0
+        self._said_hello = self._heard_hello = 0.0
+        self._listener: asyncpg.Connection[Record] | None = None
         self._listens = asyncio.Event()
         self._speaking: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        if (await self._database.rows(_COMPANY, self._channel))[0]["others"]:
-            self._company_until = self._clock.steady() + ALONE_AFTER_SECONDS
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._poll())]
         with suppress(TimeoutError):
             async with asyncio.timeout(POLL_SECONDS):
@@ -107,37 +94,21 @@ class Wakes:
         if self._speaking is not None:
             await asyncio.gather(self._speaking, return_exceptions=True)
 
-    def alone(self) -> bool:
-        return self._clock.steady() > self._company_until
-
     def tell(self, decisions: Iterable[Decision], held: Callable[[OutboxRow], bool]) -> None:
-        """The others, of what became durable here; rows that we hold are nobody else's business."""
-        if self.alone():
-            return
-        for decision in decisions:
-            self._note(decision, held)
-        self._speak()
+        """The others, of what became durable here."""
+        if not self.company.alone():
+            for decision in decisions:
+                self._news.note(decision, held)
+            self._speak()
 
-    def tell_wake(self, wake: Wake) -> None:
-        if not self.alone():
-            self._ready |= dict.fromkeys(wake.ready)
+    def tell_ready(self, ready: Iterable[tuple[str, int]]) -> None:
+        if not self.company.alone():
+            self._news.note_ready(ready)
             self._speak()
 
     def tell_revision(self, revision: int) -> None:
         self._revision = revision
         self._speak()
-
-    def _note(self, decision: Decision, held: Callable[[OutboxRow], bool]) -> None:
-        job = decision.job
-        self._changed[job.job_id] = not job.live
-        for row in decision.outbox:
-            if row.status is OutboxStatus.PENDING and row.next_attempt_at is None and not held(row):
-                self._ready[row.service, row.lane] = None
-        for counter, move in decision.counters.items():
-            if move < 0 and counter.startswith(UNACKED):
-                self._picked_up[counter.removeprefix(UNACKED)] = None
-        if job.due_at is not None and job.due_at - job.updated_at <= NEAR_MS:
-            self._due = job.due_at if self._due is None else min(self._due, job.due_at)
 
     def _speak(self) -> None:
         if self._speaking is None or self._speaking.done():
@@ -145,35 +116,19 @@ class Wakes:
 
     async def _say_all(self) -> None:
         """What comes up while one notification is on its way goes into the next."""
-        while self._changed or self._ready or self._revision:
-            ids = [self._changed.popitem() for _ in range(min(len(self._changed), MAX_IDS))]
-            services = {service: None for service, _ in self._ready}
-            wake = Wake(
-                ready=tuple(self._ready if len(self._ready) <= MAX_LANES else ((name, ANY_LANE) for name in services)),
-                picked_up=tuple(self._picked_up),
-                changed=tuple(job_id for job_id, ended in ids if not ended),
-                ended=tuple(job_id for job_id, ended in ids if ended),
-                due=self._due,
-            )
-            note = self._greeting(wake)
-            self._ready, self._picked_up, self._due, self._revision = {}, {}, None, 0
+        while self._news or self._revision:
+            note = self._note(self._news.take())
+            self._revision = 0
             try:
                 await self._say(note)
             except LedgerError as error:
-                log.info("could not tell the other processes, they will look by themselves", reason=str(error))
-                self._keep(note, dict(ids))
+                log.info("could not tell the other processes, will try again", reason=str(error))
+                self._news.put_back(note.wake)
+                self._revision = max(self._revision, note.revision)
                 await asyncio.sleep(POLL_SECONDS / 4)
 
-    def _keep(self, note: _Note, ids: dict[str, bool]) -> None:
-        """To be said when somebody can hear it; not more than a memory can bear."""
-        if len(self._changed) < MOST_UNSAID:
-            self._changed = {**ids, **self._changed}
-        self._ready |= dict.fromkeys(note.wake.ready)
-        self._picked_up |= dict.fromkeys(note.wake.picked_up)
-        self._revision = max(self._revision, note.revision)
-
-    def _greeting(self, wake: Wake = NOTHING) -> _Note:
-        return _Note(self._me, wake, self._revision, self._sweeps)
+    def _note(self, wake: Wake) -> _Note:
+        return _Note(self._me, wake, self._revision, self.company.sweeps)
 
     async def _say(self, note: _Note) -> None:
         async with self._database.connection() as connection:
@@ -196,13 +151,15 @@ class Wakes:
     async def _listen_on(self, connection: "asyncpg.Connection[Record]") -> None:
         ended = asyncio.Event()
         connection.add_termination_listener(lambda _: ended.set())
+        self._listener = connection
         try:
             await connection.add_listener(self._channel, self._heard)
             self._on_gap()  # whatever was said while nobody listened
-            await self._say(self._greeting())
+            await self._greet()
             self._listens.set()
             await ended.wait()
         finally:
+            self._listener = None
             connection.terminate()
 
     def _heard(self, connection: object, pid: int, channel: str, payload: object) -> None:
@@ -211,42 +168,23 @@ class Wakes:
         except msgspec.DecodeError:
             return  # of a version to come, or somebody else's: we will look by ourselves
         if note.sender == self._me:
+            self._heard_hello = self._clock.steady()
             return
-        self._meet(note.sender, note.sweeps)
+        if self.company.alone():
+            self._on_gap()  # from now on what we keep to ourselves would be missed
+        self.company.meet(note.sender, note.sweeps)
         if note.revision:
             self._on_revision(note.revision)
         self._on_wake(note.wake)
 
-    def _meet(self, sender: int, sweeps: bool) -> None:
-        now = self._clock.steady()
-        if self.alone():
-            self._on_gap()  # from now on what we keep to ourselves would be missed
-        self._company_until = now + ALONE_AFTER_SECONDS
-        self._company[sender] = now
-        if sweeps:
-            self._sweepers[sender] = now
-
-    def stretch(self) -> float:
-        """Together they look twice a second, however many they are: what one finds, it tells the others."""
-        return min(self._shared_by(self._company), MOST_STRETCH)
-
-    def sweepers_stretch(self) -> float:
-        """The same of those who mind the deadlines. Whoever asks is one of them."""
-        self._sweeps = True
-        return min(self._shared_by(self._sweepers), MOST_SWEEPERS_STRETCH)
-
-    def _shared_by(self, seen: dict[int, float]) -> float:
-        oldest = self._clock.steady() - ALONE_AFTER_SECONDS
-        for sender in [sender for sender, at in seen.items() if at < oldest]:
-            del seen[sender]
-        return max(1.0, (len(seen) + 1) / LOOKERS)
-
     async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(POLL_SECONDS * self.stretch() * random.uniform(0.75, 1.25))
+            await asyncio.sleep(POLL_SECONDS * self.company.stretch() * random.uniform(0.75, 1.25))
             try:
                 await self.look()
-                await self._greet()
+                self._leave_a_dead_line()
+                if self._clock.steady() - self._said_hello > HELLO_SECONDS:
+                    await self._greet()
             except LedgerError as error:
                 log.info("could not look at the ledger", reason=str(error))
             except Exception:
@@ -259,13 +197,20 @@ class Wakes:
         self._clock.heard(row["now"], asked, self._clock.steady())
         self._on_revision(row["revision"])
         if row["services"]:
-            wake = Wake(ready=tuple((service, ANY_LANE) for service in row["services"]))
-            self._on_wake(wake)
-            self.tell_wake(wake)
+            ready = tuple((service, ANY_LANE) for service in row["services"])
+            self._on_wake(Wake(ready=ready))
+            self.tell_ready(ready)
+
+    def _leave_a_dead_line(self) -> None:
+        """A firewall that has forgotten a connection says nothing."""
+        unheard = self._heard_hello < self._said_hello < self._clock.steady() - ECHO_SECONDS
+        if unheard and self._listener is not None:
+            log.warning("the line to the other processes is dead, taking another")
+            self._listener.terminate()
 
     async def _greet(self) -> None:
-        """So that the others know that there is somebody to tell."""
-        now = self._clock.steady()
-        if now - self._said_hello > HELLO_SECONDS:
-            self._said_hello = now
-            await self._say(self._greeting())
+        """So that the others know that there is somebody to tell, and we whether we hear them."""
+        if (await self._database.rows(_LISTENERS, self._channel))[0]["n"] > 1:
+            self.company.expect()
+        self._said_hello = self._clock.steady()
+        await self._say(self._note(NOTHING))

@@ -90,6 +90,10 @@ class Writer:
         while self._under_way:
             await asyncio.wait(self._under_way)
 
+    def forget_protocols(self) -> None:
+        """A standby that took over may lack the last of them."""
+        self._stored_protocols.clear()
+
     def _start(self) -> None:
         if len(self._under_way) < PARALLEL:
             task = asyncio.get_running_loop().create_task(self._send())
@@ -176,12 +180,13 @@ class Writer:
         look_first = self._is_tight(left)
         for _ in range(MAX_ROUNDS):
             places = await self._places(left)
-            refused = await self._refusals(left, places) if look_first else {}
+            refused = await self._refusals(left) if look_first else {}
             if not refused:
                 failure = await self._try(left, places)
                 if failure is None:
                     return
-                refused = await self._refusals(left, await self._places(left, fresh=True))
+                await self._places(left, fresh=True)
+                refused = await self._refusals(left)
             for decision in [decision for decision in left if id(decision) in refused]:
                 outcomes[id(decision)] = refused[id(decision)]
                 left.remove(decision)
@@ -192,7 +197,7 @@ class Writer:
 
     async def _try(self, decisions: Sequence[Decision], places: Sequence[Place]) -> Exception | None:
         """None if the group is durable now, else what stands in its way. Raises LedgerDown and the like."""
-        values, held = arguments(decisions, places, self._hold, self._turns)
+        values, held, sizes = arguments(decisions, places, self._hold, self._turns)
         try:
             async with self._database.connection() as connection:
                 await connection.execute(CALL, *values)
@@ -204,10 +209,10 @@ class Writer:
             if isinstance(cause, asyncpg.PostgresError) and cause.sqlstate in (MOVED, OVER_CAP):
                 return error
             raise
-        for decision, place in zip(decisions, places, strict=True):
+        for decision, place, size in zip(decisions, places, sizes, strict=True):
             job = decision.job
             self._cache.put_place(job.job_id, Place(place.id, LIVE if job.live else DONE))
-            self._cache.moved(job, decision.steps, decision.creates)
+            self._cache.moved(job, decision.steps, decision.creates, size)
         self._on_durable(decisions, held)
         return None
 
@@ -226,7 +231,7 @@ class Writer:
             return Place(self._ids.next(decision.job.created_at), NOWHERE)
         return self._cache.place(decision.job.job_id) or Place(0, LIVE)
 
-    async def _refusals(self, decisions: Sequence[Decision], places: Sequence[Place]) -> dict[int, Exception]:
+    async def _refusals(self, decisions: Sequence[Decision]) -> dict[int, Exception]:
         """What is wrong with each, in the order in which they came."""
         standing = await self._standing(decisions)
         refused: dict[int, Exception] = {}

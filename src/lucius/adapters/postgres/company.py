@@ -1,0 +1,45 @@
+"""Which other processes are there, as far as they were heard lately."""
+
+from collections.abc import Callable
+
+REMEMBERED_SECONDS = 150.0
+LOOKERS = 4
+MOST_STRETCH, MOST_SWEEPERS_STRETCH = 8.0, 4.0
+
+
+class Company:
+    def __init__(self, steady: Callable[[], float]) -> None:
+        self._steady = steady
+        self._until = 0.0
+        self._all: dict[int, float] = {}
+        self._sweepers: dict[int, float] = {}
+        self.sweeps = False
+        """Whether this process minds the deadlines."""
+
+    def expect(self) -> None:
+        """There is somebody, whoever it is."""
+        self._until = self._steady() + REMEMBERED_SECONDS
+
+    def meet(self, sender: int, sweeps: bool) -> None:
+        self.expect()
+        self._all[sender] = self._steady()
+        if sweeps:
+            self._sweepers[sender] = self._steady()
+
+    def alone(self) -> bool:
+        return self._steady() > self._until
+
+    def stretch(self) -> float:
+        """How much rarer each may look: together they look twice a second, and what one finds it tells the others."""
+        return min(self._shared_by(self._all), MOST_STRETCH)
+
+    def sweepers_stretch(self) -> float:
+        """The same of those who mind the deadlines. Whoever asks is one of them."""
+        self.sweeps = True
+        return min(self._shared_by(self._sweepers), MOST_SWEEPERS_STRETCH)
+
+    def _shared_by(self, seen: dict[int, float]) -> float:
+        oldest = self._steady() - REMEMBERED_SECONDS
+        for sender in [sender for sender, at in seen.items() if at < oldest]:
+            del seen[sender]
+        return max(1.0, (len(seen) + 1) / LOOKERS)
