@@ -209,16 +209,25 @@ async def retry_outbox(request: Request, who: Operator, runtime: Wired) -> Respo
     return ok(await runtime.operations.retry_outbox(who, asked.reason or ""))
 
 
+BACKLOG_IS_SHARED = "a backlog is that of all tenants"
+
+
 async def backlog_reader(principal: Annotated[Principal, Depends(principal_of)], service: ServiceName) -> Principal:
-    """Whoever may read, and the service itself."""
-    if "read" not in principal.scopes:
+    """Whoever may read what is every tenant's, and the service itself."""
+    if "read" in principal.scopes and "serve" not in principal.scopes:
+        principal.require_every_tenant(BACKLOG_IS_SHARED)
+    if "read" not in principal.scopes or not principal.every_tenant:
         principal.require_service(service)
     return principal
 
 
 @router.get("/v1/backlog", tags=["operations"], **answers(contract.BacklogList, 401, 403))
 async def list_backlogs(who: Reader, runtime: Wired) -> Response:
-    """What every service has before it, of all tenants. As cheap as it looks, so it can be asked often."""
+    """What every service has before it, of all tenants. As cheap as it looks, so it can be asked often.
+
+    Needs a key that is good for every tenant.
+    """
+    who.require_every_tenant(BACKLOG_IS_SHARED)
     return ok(contract.BacklogList(services=await every_backlog(runtime.store, runtime.clock.now())))
 
 
@@ -226,5 +235,8 @@ async def list_backlogs(who: Reader, runtime: Wired) -> Response:
 async def get_backlog(
     service: ServiceName, who: Annotated[Principal, Depends(backlog_reader)], runtime: Wired
 ) -> Response:
-    """What a service has before it, of all tenants: made for autoscalers. 0 for one that has nothing to do."""
+    """What a service has before it, of all tenants: made for autoscalers. 0 for one that has nothing to do.
+
+    Needs a key of the service, or one that may read and is good for every tenant.
+    """
     return ok(await backlog_of(runtime.store, service, runtime.clock.now()))

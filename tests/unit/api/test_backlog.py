@@ -7,12 +7,12 @@ from tests.support.api import Api
 LANE_OF_ACME = "14"
 
 
-def with_keys(api: Api, **keys: tuple[Scope, str | None]) -> None:
-    """Keys by their names: each of one scope, and bound to a service."""
+def with_keys(api: Api, tenant: str, **keys: tuple[tuple[Scope, ...], str | None]) -> None:
+    """Keys by their names: each of some scopes, and bound to a service."""
     config = api.runtime.config.current()
     api.runtime.auth._started_with += tuple(
-        ApiKey(name=name, sha256=hash_key(name), scopes=(scope,), tenants=("acme",), service=service)
-        for name, (scope, service) in keys.items()
+        ApiKey(name=name, sha256=hash_key(name), scopes=scopes, tenants=(tenant,), service=service)
+        for name, (scopes, service) in keys.items()
     )
     api.runtime.auth.use(config)
 
@@ -53,11 +53,20 @@ async def test_what_is_paused_waits_for_no_service(api: Api) -> None:
 
 
 async def test_a_key_of_the_service_is_enough_and_anothers_is_not(api: Api) -> None:
-    with_keys(api, reads=("read", None), serves=("serve", "ocr"), submits=("submit", None))
-    for key in ("reads", "serves"):
+    with_keys(api, "*", reads=(("read",), None))
+    with_keys(api, "acme", serves=(("serve",), "ocr"), both=(("read", "serve"), "ocr"), submits=(("submit",), None))
+    for key in ("reads", "serves", "both"):
         assert (await api.get("/v1/services/ocr/backlog", key=key)).ok()["service"] == "ocr"
     (await api.get("/v1/services/sis/backlog", key="serves")).problem(403, "FORBIDDEN_SCOPE")
     (await api.get("/v1/services/ocr/backlog", key="submits")).problem(403, "FORBIDDEN_SCOPE")
     (await api.get("/v1/backlog", key="serves")).problem(403, "FORBIDDEN_SCOPE")
     (await api.get("/v1/services/ocr/backlog", key="")).problem(401, "UNAUTHENTICATED")
     (await api.get("/v1/services/Not%20one/backlog")).problem(422, "INVALID_QUERY")
+
+
+async def test_a_key_of_one_tenant_is_not_told_of_the_others(api: Api) -> None:
+    with_keys(api, "acme", reads=(("read",), None), both=(("read", "serve"), "ocr"))
+    (await api.get("/v1/services/ocr/backlog", key="reads")).problem(403, "FORBIDDEN_TENANT")
+    (await api.get("/v1/services/sis/backlog", key="both")).problem(403, "FORBIDDEN_SCOPE")
+    for key in ("reads", "both"):
+        (await api.get("/v1/backlog", key=key)).problem(403, "FORBIDDEN_TENANT")
