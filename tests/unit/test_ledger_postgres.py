@@ -298,6 +298,18 @@ class TestHolds:
             seen |= {found.outbox_id for found in await here.pending(query)}
         assert len(seen) == 42
 
+    async def test_hundreds_of_tenants_are_served_without_a_pause(self, here: PostgresLedger) -> None:
+        asked = [(f"t{i}", command(f"t{i}", tenant_id=f"t{i}")) for i in range(200)]
+        await asyncio.gather(*(here.commit(dispatch(name, asked=one, tenant_id=name)) for name, one in asked))
+        here._missed_some()
+        seen: set[str] = set()
+        for _ in range(4):
+            query = PendingQuery(
+                limit=100, now=now(here), service="ocr", hold_ms=1_000, later=False, except_rows=frozenset(seen)
+            )
+            seen |= {found.outbox_id for found in await here.pending(query)}
+        assert len(seen) == 200
+
     async def test_two_services_do_not_slow_each_other(self, here: PostgresLedger) -> None:
         await asyncio.gather(*(here.commit(dispatch(f"a{i}")) for i in range(60)))
         await here.commit(dispatch("b", service="sis"))
@@ -661,6 +673,16 @@ class TestServerThatComesAndGoes:
                     n += 1
                     await self.commit_patiently(here, dispatch(f"j{n}"))
                     await asyncio.sleep(0.05)
+
+    async def test_it_can_be_left_while_it_is_away(self, server: PostgresServer) -> None:
+        async with opened(server.url()) as there:
+            ledger = await PostgresLedger.open(server.url())
+            await until(lambda: not there._wakes.company.alone())
+            await asyncio.to_thread(server.stop, crash=True)
+            ledger._wakes.tell_revision(7)
+            async with asyncio.timeout(15):
+                await ledger.close()
+            await asyncio.to_thread(server.start)
 
     async def test_opening_one_that_is_away_says_so(self, server: PostgresServer) -> None:
         await asyncio.to_thread(server.stop)

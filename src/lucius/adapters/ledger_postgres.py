@@ -46,7 +46,6 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
         me = random.getrandbits(62) + 1
         clock = DatabaseClock()
         self.clock: Clock | None = clock
-        self.presence: Presence | None = PostgresPresence(database, lambda: self._wakes.company.sweepers_stretch())
         self.secrets: SharedSecrets | None = PostgresSecrets(database)
         self.on_commit: Callable[[Decision], None] | None = None
         self.on_flush: Callable[[int, float], None] | None = None
@@ -58,6 +57,7 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
             database, clock, me, on_wake=self._woken, on_gap=self._missed_some, on_revision=self._heard_revision
         )
         self._outbox.alone = self._wakes.company.alone
+        self.presence: Presence | None = PostgresPresence(database, self._wakes.company)
         self._revision = 0
         self._releases: set[asyncio.Task[None]] = set()
 

@@ -132,6 +132,7 @@ class Relay:
         if self._waiting or len(self._running) >= self._parallel:
             self._more = True
             return False
+        await self._dispatcher.release_claims()
         window = self._ramp.window
         rows = await self._dispatcher.take(None, window, hold_ms=HOLD_MS + round(self._publish_timeout * 1000))
         self._waiting.extend(rows)

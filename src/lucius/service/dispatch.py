@@ -7,6 +7,7 @@ service's un-ACKed directives, and over it a row simply stays PENDING.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -58,6 +59,7 @@ class Dispatcher:
         self._max_unacked = max_unacked
         self._taken: dict[str, set[str]] = {}
         self._capped: dict[str, asyncio.Lock] = {}
+        self._unclaimed: dict[str, OutboxRow] = {}
         self._ramp = Ramp(MOST_AT_ONCE, jitter)
 
     async def pull(
@@ -204,19 +206,32 @@ class Dispatcher:
         decision = await self._report(row, HandedOver(row.step_id, row.attempt_no, row.lease_id, self._caps(row)))
         return await self._directive(row, decision.protocol) if decision is not None else None
 
+    async def release_claims(self) -> None:
+        """Give back the claims on what was surely not published; left alone they would count as handed over."""
+        for row in list(self._unclaimed.values()):
+            await self._release(row)
+
+    async def _release(self, row: OutboxRow) -> None:
+        await self._report(row, HandOverReleased(row.step_id, row.attempt_no, row.lease_id))
+        self._unclaimed.pop(row.outbox_id, None)
+
     async def publish(self, row: OutboxRow, publisher: Publisher, timeout_seconds: float) -> bool:
         """Push one row: claim, publish, report. False if it must wait. Raises BusDown, with the claim given back."""
         claim = HandOverStarted(row.step_id, row.attempt_no, row.lease_id, self._caps(row))
-        claimed = await self._report(row, claim)
-        if claimed is None:
-            return False
-        directive = await self._directive(row, claimed.protocol)
+        try:
+            claimed = await self._report(row, claim)
+            directive = await self._directive(row, claimed.protocol) if claimed is not None else None
+        except LedgerDown:  # the claim may stand or not, but surely nothing has left us
+            self._unclaimed[row.outbox_id] = row
+            raise
         if directive is None:
             return False
         try:
             report = await self._outcome(row, publisher.publish(row.topic, directive), timeout_seconds)
         except BusDown:
-            await self._report(row, HandOverReleased(row.step_id, row.attempt_no, row.lease_id))
+            self._unclaimed[row.outbox_id] = row
+            with suppress(LedgerDown):
+                await self._release(row)
             raise
         await self._report(row, report)
         return True

@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
+from lucius.adapters.bus_memory import MemoryBus
 from lucius.contract import Directive
 from lucius.core.decision import Decision
 from lucius.core.inputs import Ack
-from lucius.core.model import OutboxRow
+from lucius.core.model import OutboxRow, StepStatus
 from lucius.core.protocol import StepSpec
 from lucius.ports.errors import LedgerDown, LimitReached
 from lucius.ports.ledger import PendingQuery
@@ -175,3 +176,45 @@ async def test_after_an_outage_of_the_ledger_pulls_get_few_at_first_and_soon_all
         await engine.pull(100)
     engine.down = False
     assert [len(await engine.pull(100)) for _ in range(5)] == [8, 16, 32, 64, 80]
+
+
+class TestClaims:
+    """The ledger goes away while a row is claimed for the bus: what it kept of that nobody knows at first."""
+
+    async def test_one_on_what_was_never_published_is_given_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine, bus = Watched(), MemoryBus()
+        await engine.jobs_of("a", 1)
+        (row,) = await engine.dispatcher.take(None, 1)
+        real = engine.ledger.commit
+
+        async def kept_and_lost(decision: Decision) -> None:
+            await real(decision)
+            raise LedgerDown("the answer was lost")
+
+        with monkeypatch.context() as away:
+            away.setattr(engine.ledger, "commit", kept_and_lost)
+            with pytest.raises(LedgerDown):
+                await engine.dispatcher.publish(row, bus, 1)
+        assert (await engine.step("ocr", "a-0")).attempt.claimed_at is not None
+        assert bus.backlog("ocr") == 0
+        await engine.dispatcher.release_claims()
+        engine.dispatcher.let_go([row])
+        (again,) = await engine.dispatcher.take(None, 1)
+        assert await engine.dispatcher.publish(again, bus, 1)
+        step = await engine.step("ocr", "a-0")
+        assert (step.status, step.attempt.attempt_no, step.tries) == (StepStatus.INITIATED, 1, 1)
+
+    async def test_one_that_was_not_kept_is_nothing_to_give_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine, bus = Watched(), MemoryBus()
+        await engine.jobs_of("a", 1)
+        (row,) = await engine.dispatcher.take(None, 1)
+
+        async def lost(decision: Decision) -> None:
+            raise LedgerDown("no connection")
+
+        with monkeypatch.context() as away:
+            away.setattr(engine.ledger, "commit", lost)
+            with pytest.raises(LedgerDown):
+                await engine.dispatcher.publish(row, bus, 1)
+        await engine.dispatcher.release_claims()
+        assert await engine.dispatcher.publish(row, bus, 1)

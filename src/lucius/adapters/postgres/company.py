@@ -34,8 +34,7 @@ class Company:
         return min(self._shared_by(self._all), MOST_STRETCH)
 
     def sweepers_stretch(self) -> float:
-        """The same of those who mind the deadlines. Whoever asks is one of them."""
-        self.sweeps = True
+        """The same of those who mind the deadlines."""
         return min(self._shared_by(self._sweepers), MOST_SWEEPERS_STRETCH)
 
     def _shared_by(self, seen: dict[int, float]) -> float:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from lucius.adapters.postgres.batch import Hold
 from lucius.adapters.postgres.database import Database
+from lucius.adapters.postgres.functions import MOST_TENANTS
 from lucius.adapters.postgres.reserve import Reserve
 from lucius.core.decision import Decision
 from lucius.core.model import Instant, Millis, OutboxRow, OutboxStatus
@@ -238,9 +239,10 @@ class PostgresOutbox:
 
 
 def _are_all(taken: list[OutboxRow], limit: int) -> bool:
-    """Whether surely nothing was left behind: a tenant is given no more than a share, which is three at least."""
-    most = max(Counter(row.tenant_id for row in taken).values(), default=0)
-    return len(taken) < limit and most < LEAST_SHARE
+    """Whether surely nothing was left behind: only so many tenants are served at a time, and none gets more than a
+    share, which is three at least. Rows that others were just taking count for nobody, hence the half."""
+    tenants = Counter(row.tenant_id for row in taken)
+    return len(taken) < limit and len(tenants) < MOST_TENANTS // 2 and max(tenants.values(), default=0) < LEAST_SHARE
 
 
 def _lanes(query: PendingQuery) -> list[int] | None:

@@ -31,6 +31,7 @@ POLL_SECONDS = 2.0
 HELLO_SECONDS = 60.0
 ECHO_SECONDS = 10.0
 """Within which we hear our own hello, or the line that we listen on is dead."""
+LAST_WORDS_SECONDS = 1.0
 FIRST_BACKOFF, MAX_BACKOFF = 0.05, 5.0
 
 NOTHING = Wake()
@@ -88,11 +89,12 @@ class Wakes:
                 await self._listens.wait()
 
     async def close(self) -> None:
+        if self._speaking is not None:
+            await asyncio.wait({self._speaking}, timeout=LAST_WORDS_SECONDS)
+            self._tasks.append(self._speaking)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._speaking is not None:
-            await asyncio.gather(self._speaking, return_exceptions=True)
 
     def tell(self, decisions: Iterable[Decision], held: Callable[[OutboxRow], bool]) -> None:
         """The others, of what became durable here."""
