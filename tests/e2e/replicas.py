@@ -35,7 +35,7 @@ SETTINGS = {
 TENANTS = ("acme", "globex", "initech", "umbrella")
 REQUEST_TYPES = ("OCR_EMBEDDING_SIS", "OCR_EMBEDDING_SIS", "OCR_EMBEDDING", "EMBEDDING_SIS", "OCR")
 SLOWEST_STEP = 0.3
-NOT_NOW = frozenset({408, 429, 500, 502, 503, 504})
+NOT_NOW = frozenset({408, 429, 502, 503, 504})
 PATIENCE = 120.0
 CANCELS = 0.05
 LEDGER_AWAY = "can't be reached"
@@ -133,6 +133,12 @@ class Cluster:
                 code = process.wait(30)
                 # One that was started a moment ago may not have come to listen to signals yet.
                 assert code in (0, -signal.SIGTERM), f"{name} ended with {code}: {self.log(name)}"
+
+    def errors(self) -> list[str]:
+        """What replicas took for a fault of their own; an outage is none."""
+        logs = {name: self.folder / "logs" / name for name in self.names}
+        said = [(name, line) for name, path in logs.items() for line in path.read_text(errors="replace").splitlines()]
+        return [f"{name}: {line}" for name, line in said if '"level": "error"' in line or "Traceback" in line]
 
     def log(self, name: str) -> str:
         return (self.folder / "logs" / name).read_text(errors="replace")[-4000:]

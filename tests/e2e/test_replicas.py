@@ -64,6 +64,7 @@ async def survive(
     histories = cluster.histories(clients.orders)
     assert checker.always(ledger) == []
     assert checker.at_rest(ledger, histories) == []
+    assert cluster.errors() == []
     assert min(weather.kills.values()) >= 2 * rounds
     assert min(weather.restarts.values()) >= 1
     assert weather.wiped == (redis is not None)
