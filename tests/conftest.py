@@ -20,6 +20,7 @@ settings.load_profile("lucius")
 SLOW = (
     "tests/e2e/test_long_step.py",
     "tests/e2e/test_shipped_conformance.py",
+    "tests/e2e/test_replicas.py",
     "tests/e2e/test_new_service.py",
     "tests/e2e/test_kill.py",
     "tests/e2e/",
