@@ -1,6 +1,7 @@
 """From the bus's dead letters to the jobs they are about: the attempt ends, and a person is asked."""
 
 import asyncio
+from collections import deque
 
 import structlog
 
@@ -26,19 +27,31 @@ class DeadLetterRunner:
         self._letters = letters
         self._jobs = jobs
         self._retry_interval = retry_interval
+        self._untold: deque[DeadLetter] = deque()
+        """Ours, so the bus gives them to nobody: what could not be told is for us to tell later."""
 
     async def turn(self) -> None:
         try:
-            letters = await self._letters.take(BATCH, WAIT_SECONDS)
-            for letter in letters:  # settled one by one: what could not be told comes again, the rest does not
-                await self._tell(letter)
-                await self._letters.settle([letter])
+            if room := BATCH - len(self._untold):
+                self._untold += await self._letters.take(room, 0.0 if self._untold else WAIT_SECONDS)
+            while self._untold:
+                await self._see_off(self._untold.popleft())
         except BusDown as down:
             log.warning("the bus is down, dead letters wait", reason=str(down))
             await asyncio.sleep(self._retry_interval)
 
     async def close(self) -> None:
         await self._letters.close()
+
+    async def _see_off(self, letter: DeadLetter) -> None:
+        told = False
+        try:
+            await self._tell(letter)
+            await self._letters.settle([letter])
+            told = True
+        finally:
+            if not told:  # whatever the reason; as the last, so that one which never can be told holds up nobody
+                self._untold.append(letter)
 
     async def _tell(self, letter: DeadLetter) -> None:
         about = {"job_id": letter.job_id, "step_id": letter.step_id, "attempt_no": letter.attempt_no}
