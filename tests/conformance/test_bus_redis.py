@@ -1,6 +1,7 @@
 """The `redis://` bus on a real server: who gets a message, and who gets it when that one died."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def jobs(directives: list[Directive]) -> list[str]:
 def die(consumer: RedisConsumer) -> None:
     """As with kill -9: it says nothing more."""
     assert consumer._group._touching is not None
-    consumer._group._touching.cancel()
+    consumer._group._touching.stop()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -130,6 +131,7 @@ class TestPublisher:
             "tenant_id": "acme",
             "attempt_no": "1",
             "lease_id": "lease-7",
+            "ack_deadline_ms": "30000",
         }
         assert body == directive(number=7, payload={"ä": 1})
 
@@ -212,6 +214,46 @@ class TestPublisher:
         await until(lambda: bus.length() == 1)
 
 
+class TestTrimming:
+    """While a service is away, what it was sent comes too late, and its attempts are made anew."""
+
+    LATER = "2100-01-01T00:00:00.000Z"
+
+    async def test_what_nobody_wants_any_more_does_not_pile_up(self, bus: Bus) -> None:
+        publisher = bus.publisher(most_waiting=20)
+        for number in range(200):
+            await publisher.publish("global-bus-p3", directive(number=number))
+        assert bus.length() <= 30
+        assert "job-199" in jobs(await bus.consumer().pull(100, 0))
+
+    async def test_what_may_still_be_wanted_stays_however_much_it_is(self, bus: Bus) -> None:
+        publisher = bus.publisher(most_waiting=20)
+        for number in range(50):
+            wanted = directive(number=number, ack_deadline=self.LATER)
+            await publisher.publish("global-bus-p3", wanted)
+        for number in range(50, 100):
+            await publisher.publish("global-bus-p3", directive(number=number))
+        kept = jobs(await bus.consumer().pull(200, 0))
+        assert set(kept) >= {f"job-{number}" for number in range(50)}
+
+    async def test_nor_does_what_is_only_a_little_late_go(self, bus: Bus) -> None:
+        publisher = bus.publisher(most_waiting=2, late_seconds=10**10)
+        for number in range(20):
+            await publisher.publish("global-bus-p3", directive(number=number))
+        assert bus.length() == 20
+
+    async def test_what_somebody_is_at_stays(self, bus: Bus) -> None:
+        publisher = bus.publisher(most_waiting=10)
+        consumer = bus.consumer()
+        for number in range(10):
+            await publisher.publish("global-bus-p3", directive(number=number))
+        work = await consumer.pull(10, 0)
+        for number in range(10, 100):
+            await publisher.publish("global-bus-p3", directive(number=number))
+        assert bus.length() <= 10 + 15
+        assert await consumer.settle(work) == [True] * 10
+
+
 class TestConsumer:
     async def test_what_is_settled_leaves_nothing_in_the_stream(self, bus: Bus) -> None:
         await bus.publish(*range(5))
@@ -238,6 +280,37 @@ class TestConsumer:
         assert await idle.pull(1, 5 * IDLE) == []
         assert await slow.settle([work]) == [True]
 
+    async def test_nor_is_it_while_its_consumer_blocks_the_loop(self, bus: Bus) -> None:
+        await bus.publish(1)
+        blocking = bus.consumer()
+        (work,) = await pulled(blocking)
+        time.sleep(3 * IDLE)  # noqa: ASYNC251 - as an async step that blocks would
+        (held,) = bus.client.xpending_range(STREAM, "ocr", "-", "+", 10)
+        assert held["time_since_delivered"] < IDLE * 1000, "nobody may claim it"
+        assert await blocking.settle([work]) == [True]
+
+    async def test_what_is_given_back_is_anothers_at_once(self, bus: Bus) -> None:
+        await bus.publish(1, 2)
+        going, living = bus.consumer(), bus.consumer(f"{bus.server.url}?idle=600")
+        work = await pulled(going)
+        assert await going.give_back(work) == [True, True]
+        assert sorted(jobs(await living.pull(10, 0))) == ["job-1", "job-2"]
+        assert await going.give_back(work) == await going.settle(work) == [False, False]
+
+    @pytest.mark.parametrize("stop", ["give_back", "close"])
+    async def test_so_is_what_a_pull_had_taken_that_was_cut_off(self, bus: Bus, stop: str) -> None:
+        going, living = bus.consumer(f"{bus.server.url}?idle=600"), bus.consumer(f"{bus.server.url}?idle=600")
+        await going.pull(1, 0)
+        await bus.publish(1, 2)
+        cut_off = asyncio.create_task(going.pull(10, SOON))
+        while not bus.pending():  # noqa: ASYNC110 - until the server has given them out, and no turn longer
+            await asyncio.sleep(0)
+        cut_off.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cut_off
+        await (going.give_back([]) if stop == "give_back" else going.close())
+        assert sorted(jobs(await living.pull(10, 0))) == ["job-1", "job-2"]
+
     async def test_whoever_lost_a_message_can_not_settle_it(self, bus: Bus) -> None:
         await bus.publish(1)
         stalled, thief = bus.consumer(), bus.consumer()
@@ -254,7 +327,8 @@ class TestConsumer:
         (work,) = await pulled(stalled)
         die(stalled)
         assert await pulled(thief) == [work]
-        await stalled._group._touch()
+        assert stalled._group._touching is not None
+        stalled._group._touch(stalled._group._touching._ask)
         assert await thief.settle([work]) == [True]
 
     async def test_no_more_is_taken_than_was_asked_for(self, bus: Bus) -> None:
@@ -458,7 +532,7 @@ class TestDeadLetters:
             letters = bus.dead_letters()
             assert [letter.reason for letter in await letters.take(10, SOON)] == ["X"]
             assert letters._group._touching is not None
-            letters._group._touching.cancel()
+            letters._group._touching.stop()
 
 
 @pytest.mark.parametrize(

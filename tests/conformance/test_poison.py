@@ -34,7 +34,7 @@ class Stage:
         consumer = self.consumer()
         (directive,) = await consumer.pull(1, SOON)
         assert consumer._group._touching is not None
-        consumer._group._touching.cancel()
+        consumer._group._touching.stop()
         return directive
 
     async def ended(self, job_id: str) -> JobStatus:

@@ -24,6 +24,9 @@ class Publisher(Protocol):
 
 
 class Consumer(Protocol):
+    gives_once: bool
+    """Whether nobody ever gets a message again that somebody was given."""
+
     async def pull(self, max_directives: int, wait_seconds: float) -> list[Directive]:
         """Directives for this consumer's service and lanes; waits for the first one, up to `wait_seconds`.
 
@@ -35,6 +38,10 @@ class Consumer(Protocol):
 
         Raises BusDown, and may have done it all the same; asked again, it then says that they are not ours.
         """
+
+    async def give_back(self, directives: Sequence[Directive]) -> list[bool]:
+        """Not begun, and we shall not: for others to take, at once. So is what a pull that was cut off may have taken.
+        For each, whether it could be. Raises BusDown."""
 
     async def close(self) -> None: ...
 

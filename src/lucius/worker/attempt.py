@@ -20,8 +20,11 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 class Attempt:
     """Runs as the task `start` makes. Losing the lease and `abandon` end it early; after that, they do nothing."""
 
-    def __init__(self, directive: Directive, executor: Executor, sender: CallbackSender, timing: Timing) -> None:
+    def __init__(
+        self, directive: Directive, executor: Executor, sender: CallbackSender, timing: Timing, given_once: bool = True
+    ) -> None:
         self.directive = directive
+        self._given_once = given_once
         self.started = timing.now()
         self._executor = executor
         self._sender = sender
@@ -33,7 +36,8 @@ class Attempt:
         self._beat_due = False
         self._fenced = False
         self._abandoned = False
-        self._answered = asyncio.Event()
+        self._answer: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        """The first, which is the one to the ACK: heartbeats come after it, if we waited for it."""
         self.heard = False
         """Whether the orchestrator knows that somebody is at it."""
 
@@ -71,8 +75,7 @@ class Attempt:
     async def _outcome(self) -> bytes | None:
         """The encoded RESULT, or none at all."""
         try:
-            self._sender.ack(self.directive, self._on_answer)
-            if self._must_ask_first() and not await self._is_wanted():
+            if not await self._is_wanted():
                 return None
             self._beat_later()
             result = await self._executor.execute(self.directive, self._line)
@@ -89,17 +92,26 @@ class Attempt:
             return failure(self.directive, unexpected(surprise))
         return None if self._fenced else result  # it may not have heeded the cancellation
 
-    def _must_ask_first(self) -> bool:
-        """It lay on the bus for too long, or was another's before: the job may have gone on without it."""
-        return self._timing.wall() > datetime.fromisoformat(self.directive.ack_deadline).timestamp()
-
     async def _is_wanted(self) -> bool:
-        """Who is not to go on is fenced by the answer. With none, only what may be repeated is worth a try."""
-        await self._answered.wait()
-        if self.heard or self.directive.retry_safety != NOT_SAFE:
-            return True
-        log.warning("not begun: it came too late, and nobody said that it is still wanted")
-        return False
+        """Tell of the pickup. Who may not be the only one to have it waits for the answer, and goes by it."""
+        late = self._timing.wall() > datetime.fromisoformat(self.directive.ack_deadline).timestamp()
+        if self.directive.retry_safety == NOT_SAFE and (late or not self._given_once):
+            return await self._is_first()
+        self._sender.ack(self.directive, self._on_answer)
+        if late:  # the job may have gone on without it: then the answer fences us. With none, it is worth a try.
+            await self._answer
+        return True
+
+    async def _is_first(self) -> bool:
+        """Only if ours was the ACK that counted. One before it was another's, who may have begun, even if the bus has
+        forgotten that since; or ours, its answer lost. We can't tell, so a person must."""
+        self._sender.ack(self.directive, self._on_answer, within=self.directive.lease_seconds)
+        match await self._answer:
+            case Delivered("APPLIED"):
+                return True
+            case answer:
+                log.warning("not begun: it may have been begun before, or nobody wants it", answer=str(answer))
+                return False
 
     def _beat_later(self) -> None:
         pause = self.directive.lease_seconds / 3 * (0.8 + 0.2 * self._timing.random())
@@ -122,7 +134,8 @@ class Attempt:
             self._beat()
 
     def _on_answer(self, delivery: Delivery) -> None:
-        self._answered.set()
+        if not self._answer.done():
+            self._answer.set_result(delivery)
         self.heard = self.heard or not isinstance(delivery, GaveUp)
         match delivery:
             case Delivered(disposition, wanted=False):

@@ -138,7 +138,8 @@ class CallbackSender:
         self._failures = 0
         self.undelivered = 0
 
-    def ack(self, directive: Directive, on_delivery: Callable[[Delivery], None]) -> None:
+    def ack(self, directive: Directive, on_delivery: Callable[[Delivery], None], within: float | None = None) -> None:
+        """Worth sending until its deadline, if nobody waits longer for the answer."""
         body = _encode(
             AckCallback(
                 jobId=directive.jobId,
@@ -148,9 +149,9 @@ class CallbackSender:
                 lease_id=directive.lease_id,
             )
         )
-        self._send(
-            "ack", directive, body, max(0.0, _instant(directive.ack_deadline) - self._timing.wall()), on_delivery
-        )
+        if within is None:
+            within = max(0.0, _instant(directive.ack_deadline) - self._timing.wall())
+        self._send("ack", directive, body, within, on_delivery)
 
     def heartbeat(self, directive: Directive, progress: float | None, on_delivery: Callable[[Delivery], None]) -> None:
         body = heartbeat_body(directive, progress)
@@ -305,8 +306,9 @@ class CallbackSender:
     def _settle(self, callback: Callback, answer: Answer) -> None:
         status = answer.status
         if 200 <= status < 300:
-            # LATE without an instant: the step or the job has ended. With one, a success until then still counts.
-            wanted = answer.disposition != "LATE" or answer.lease_expires_at is not None
+            # Without an instant, the step or the job has ended, though an ACK may be a DUPLICATE. With one, a success
+            # until then still counts.
+            wanted = answer.disposition not in ("LATE", "DUPLICATE") or answer.lease_expires_at is not None
             self._resolve(callback, Delivered(answer.disposition, answer.cancel_requested, wanted))
         elif _is_passing(status):
             pause = self._pause_before_retry(callback, f"HTTP {status}", answer.retry_after_seconds or 0.0)

@@ -139,6 +139,7 @@ class Runtime:
         finally:
             self._stopping.set()
             refused = await _end(working[0])
+            await self._give_back(())  # the bus may have answered the pull that we cut off
             await self._drain()
             failed = await _end(working[1])
             self._executor.close()
@@ -205,16 +206,17 @@ class Runtime:
             return
         # As long as the store has not said so, we don't know that nobody is at them: one that may not be repeated is
         # left to its ACK deadline.
-        not_begun = [directive for directive in ours if directive.retry_safety != NOT_SAFE]
+        not_begun, claimed = [directive for directive in ours if directive.retry_safety != NOT_SAFE], False
         try:
             not_begun = await self._insist(lambda: self._claim(ours), len(ours))
+            claimed = True
             not_begun = await self._insist(lambda: self._keep_from_others(not_begun), len(not_begun))
             begun = await self._begin_all(not_begun)
         except _Stopping:
-            self._turn_away(not_begun)
+            await self._turn_away(not_begun, claimed)
             return
         except asyncio.CancelledError:
-            self._turn_away(not_begun)
+            await self._turn_away(not_begun, claimed)
             raise
         for directive in begun:
             self._start(directive)
@@ -271,10 +273,29 @@ class Runtime:
             await self._store.renew(once, RETENTION_SECONDS)
         self._journal.begin(directives)
 
-    def _turn_away(self, directives: Sequence[Directive]) -> None:
-        """Pulled, and we stop before it could be begun: said at once, rather than wait for ACK deadlines."""
-        for directive in directives:
-            self._results.report(directive, _stopped(directive))
+    async def _turn_away(self, directives: Sequence[Directive], claimed: bool) -> None:
+        """Pulled, and we stop before it could be begun: another may have it. Where the bus can't take it back that is
+        said at once, rather than wait for ACK deadlines."""
+        if claimed:
+            await self._release(directives)
+        for directive, given in zip(directives, await self._give_back(directives), strict=True):
+            if not given:
+                self._results.report(directive, _stopped(directive))
+
+    async def _release(self, directives: Sequence[Directive]) -> None:
+        """First of all: whoever gets them must not find that we are at them."""
+        try:
+            for directive in directives:
+                await self._store.release(key_of(directive))
+        except StoreDown as down:
+            log.warning("claims not released, they will run out", reason=str(down))
+
+    async def _give_back(self, directives: Sequence[Directive]) -> list[bool]:
+        try:
+            return await self._consumer.give_back(directives)
+        except BusDown as down:
+            log.warning("the bus can't take back what was not begun", reason=str(down), directives=len(directives))
+            return [False] * len(directives)
 
     async def _insist(self, act: Callable[[], Awaitable[T]], directives: int) -> T:
         """What was pulled is ours: a store that is away must not cost its attempts. Nothing more is pulled meanwhile.
@@ -331,7 +352,7 @@ class Runtime:
         return not fault
 
     def _start(self, directive: Directive) -> None:
-        attempt = Attempt(directive, self._executor, self._sender, self._timing)
+        attempt = Attempt(directive, self._executor, self._sender, self._timing, self._consumer.gives_once)
         self._running[key_of(directive)] = attempt
         self._keep(attempt.start(self._ended))
 

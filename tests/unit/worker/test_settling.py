@@ -14,18 +14,24 @@ from lucius.worker.idempotency import RUNNING, Key, MemoryIdempotency, StoreDown
 from lucius.worker.idempotency_redis import RedisIdempotency
 from tests.support.redis import RedisServer
 from tests.unit.worker.bench import Bench, Scripted, some_turns
+from tests.unit.worker.stores import Flaky
 from tests.unit.worker.support import Item, until
 
 ONCE = "NOT_SAFE_TO_RETRY"
 KEY = Key("job-1", "ocr", 1, "lease-1")
+DUPLICATE: Item = {"status": 200, "disposition": "DUPLICATE", "lease_expires_at": "1970-01-01T00:15:00.000Z"}
+ENDED: Item = {"status": 200, "disposition": "DUPLICATE"}
 
 
 class Witness(MemoryConsumer):
-    """Remembers what was settled; can be away, and can have lost a message to another."""
+    """Remembers what was settled and given back; can be away, and can have lost a message to another."""
+
+    gives_once = False
 
     def __init__(self, bus: MemoryBus) -> None:
         super().__init__(bus, "ocr", frozenset(range(16)))
         self.settled: list[str] = []
+        self.given_back: list[str] = []
         self.lost: set[str] = set()
         self.away = False
 
@@ -33,6 +39,12 @@ class Witness(MemoryConsumer):
         if self.away:
             raise BusDown("away")
         self.settled += [one.jobId for one in directives]
+        return [one.jobId not in self.lost for one in directives]
+
+    async def give_back(self, directives: Sequence[Directive]) -> list[bool]:
+        if self.away:
+            raise BusDown("away")
+        self.given_back += [one.jobId for one in directives]
         return [one.jobId not in self.lost for one in directives]
 
 
@@ -102,6 +114,55 @@ async def test_at_the_end_the_bus_is_told_what_is_done(bench: Bench, witness: Wi
     assert witness.settled == ["job-1"]
 
 
+class TestStopping:
+    """Told to stop while what was pulled could not be begun, as the store is away."""
+
+    async def stopped(self, bench: Bench, witness: Witness, away: bool = False) -> None:
+        store = Flaky()
+        scripted = Scripted()
+        runtime = bench.start(scripted, consumer=witness, store=store)
+        await until(lambda: runtime.ready)
+        store.away = {"claim"}
+        await bench.publish(1, 2)
+        await until(lambda: bool(bench.waits()))
+        witness.away = away
+        runtime.stop()
+        await bench.ended()
+        assert scripted.started == []
+
+    async def test_it_goes_back_to_the_bus_and_costs_no_attempt(self, bench: Bench, witness: Witness) -> None:
+        await self.stopped(bench, witness)
+        assert (witness.given_back, bench.results()) == (["job-1", "job-2"], [])
+
+    async def test_what_the_bus_can_not_take_back_is_said_to_have_failed(self, bench: Bench, witness: Witness) -> None:
+        witness.lost = {"job-2"}
+        await self.stopped(bench, witness)
+        assert [(await bench.result())["jobId"], len(bench.results())] == ["job-2", 1]
+
+    async def test_nor_is_a_bus_waited_for_that_is_away(self, bench: Bench, witness: Witness) -> None:
+        await self.stopped(bench, witness, away=True)
+        await until(lambda: len(bench.results()) == 2)
+
+
+async def test_a_pull_that_is_cut_off_gives_back_what_it_may_have_taken(bench: Bench, witness: Witness) -> None:
+    asked: list[int] = []
+    give_back = witness.give_back
+
+    async def given(directives: Sequence[Directive]) -> list[bool]:
+        asked.append(len(directives))
+        return await give_back(directives)
+
+    witness.give_back = given  # type: ignore[method-assign]
+    scripted = Scripted()
+    runtime = bench.start(scripted, consumer=witness)
+    await bench.publish(1)
+    await until(lambda: bool(scripted.started))
+    runtime.stop()
+    await until(lambda: asked == [0])
+    scripted.gate.set()
+    await bench.ended()
+
+
 class TestOnce:
     """A step that may not be repeated."""
 
@@ -148,9 +209,77 @@ class TestOnce:
         await until(lambda: len(scripted.started) == 1)
         assert scripted.started[0].directive.jobId == "job-2"
 
+    async def test_asks_whether_it_is_the_first_though_it_is_in_time(self, bench: Bench, witness: Witness) -> None:
+        scripted = Scripted(lambda _: StepResult())
+        gate = asyncio.Event()
+        bench.orchestrator.before_answering = gate.wait
+        bench.start(scripted, consumer=witness)
+        await bench.publish(1, retry_safety=ONCE)
+        await until(lambda: bool(bench.orchestrator.of_type("ack")))
+        await some_turns()
+        assert scripted.started == []
+        gate.set()
+        assert (await bench.result())["status"] == "SUCCEEDED"
+
+    @pytest.mark.parametrize("seconds", [0, 31], ids=["in time", "late"])
+    @pytest.mark.parametrize("answer", [DUPLICATE, ENDED])
+    async def test_is_not_begun_if_somebody_took_it_before(
+        self, bench: Bench, witness: Witness, answer: Item, seconds: float
+    ) -> None:
+        """A Redis that came back with an older state gives out again what was settled, and even what was done."""
+        scripted = Scripted(lambda _: StepResult())
+        bench.orchestrator.answer = lambda _: answer
+        bench.timing.advance(seconds)
+        runtime = bench.start(scripted, consumer=witness)
+        await bench.publish(1, retry_safety=ONCE)
+        await until(lambda: bool(bench.orchestrator.of_type("ack")))
+        await until(lambda: not runtime.attempts)
+        assert (scripted.started, bench.results()) == ([], [])
+
+    async def test_waits_for_an_orchestrator_that_is_away(self, bench: Bench, witness: Witness) -> None:
+        """For longer than its ACK deadline, which has a fresh period after that."""
+        scripted = Scripted(lambda _: StepResult())
+        port = bench.orchestrator.port
+        await bench.orchestrator.stop()
+        bench.start(scripted, consumer=witness)
+        await bench.publish(1, retry_safety=ONCE)
+        for _ in range(4):
+            await until(lambda: bool(bench.waits()))
+            bench.timing.advance(30)
+        assert scripted.started == []
+        await bench.orchestrator.start(port)
+        if bench.waits():
+            bench.timing.advance(30)
+        assert (await bench.result())["status"] == "SUCCEEDED"
+
+    async def test_asks_nobody_on_a_bus_that_gives_out_but_once(self, bench: Bench) -> None:
+        scripted = Scripted(lambda _: StepResult())
+        await bench.orchestrator.stop()
+        bench.start(scripted)
+        await bench.publish(1, retry_safety=ONCE)
+        await until(lambda: bool(scripted.started))
+
 
 class TestLate:
     """A directive that comes after its ACK deadline."""
+
+    async def test_is_not_begun_if_it_was_done_already(self, bench: Bench, witness: Witness) -> None:
+        scripted = Scripted(lambda _: StepResult())
+        bench.orchestrator.answer = lambda _: ENDED
+        bench.timing.advance(31)
+        bench.start(scripted, consumer=witness)
+        await bench.publish(1)
+        await until(lambda: witness.settled == ["job-1"])
+        assert scripted.started == []
+
+    async def test_is_begun_again_if_somebody_died_with_it(self, bench: Bench, witness: Witness) -> None:
+        scripted = Scripted(lambda _: StepResult())
+        bench.orchestrator.answer = lambda _: DUPLICATE
+        bench.timing.advance(31)
+        bench.start(scripted, consumer=witness)
+        await bench.publish(1)
+        await bench.result()
+        assert len(scripted.started) == 1
 
     @pytest.mark.parametrize("safety", [ONCE, "SAFE_TO_RETRY"])
     @pytest.mark.parametrize("wanted", [True, False])

@@ -1,5 +1,6 @@
 """A service's side: directives of its lanes, each kept from others while it is at work here."""
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ class _Key(NamedTuple):
 class RedisConsumer:
     """Raises ValueError for a URL that can't be one."""
 
+    gives_once = False
+
     def __init__(
         self,
         url: str,
@@ -49,18 +52,29 @@ class RedisConsumer:
         self._places: dict[_Key, list[Place]] = {}
 
     async def pull(self, max_directives: int, wait_seconds: float) -> list[Directive]:
-        found: list[Directive] = []
-        for message in await self._group.take(max_directives, max(wait_seconds, 0.0)):
-            directive = await self._read(message)
+        messages = await self._group.take(max_directives, max(wait_seconds, 0.0))
+        try:
+            read = [(message.place, await self._read(message)) for message in messages]
+        except asyncio.CancelledError:
+            self._group.let_go(message.place for message in messages)
+            raise
+        for place, directive in read:
             if directive is not None:
-                self._places.setdefault(_key(directive), []).append(message.place)
-                found.append(directive)
-        return found
+                self._places.setdefault(_key(directive), []).append(place)
+        return [directive for _, directive in read if directive is not None]
 
     async def settle(self, directives: Sequence[Directive]) -> list[bool]:
         asked = [self._places.get(_key(directive), []) for directive in directives]
         places = [place for some in asked for place in some]
         ours = dict(zip(places, await self._group.settle(places), strict=True))
+        for directive in directives:
+            self._places.pop(_key(directive), None)
+        return [any(ours[place] for place in some) for some in asked]
+
+    async def give_back(self, directives: Sequence[Directive]) -> list[bool]:
+        asked = [self._places.get(_key(directive), []) for directive in directives]
+        places = [place for some in asked for place in some]
+        ours = dict(zip(places, await self._group.give_back(places), strict=True))
         for directive in directives:
             self._places.pop(_key(directive), None)
         return [any(ours[place] for place in some) for some in asked]

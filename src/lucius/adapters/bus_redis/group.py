@@ -5,6 +5,7 @@ import os
 import random
 import secrets
 import socket
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from redis.exceptions import ResponseError
 
 from lucius.adapters.bus_redis import scripts
 from lucius.adapters.bus_redis.line import CALL_SECONDS, Line, Script
+from lucius.adapters.bus_redis.touching import Ask, Touching
 from lucius.ports.errors import BusDown, OutcomeUnknown
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -21,6 +23,7 @@ GONE_SECONDS = 3600.0
 TIDY_SECONDS = 600.0
 LONGEST_BLOCK = 60.0
 NEVER = 2**53
+MOST_LOST = 10_000
 
 
 class Place(NamedTuple):
@@ -34,7 +37,8 @@ class Message(NamedTuple):
 
 
 class Group:
-    """Two connections: one may wait in a read while the other says what we are at and done with."""
+    """Two connections: one may wait in a read while the other says what we are done with. A thread, with its own, says
+    what we are at."""
 
     def __init__(
         self,
@@ -55,6 +59,8 @@ class Group:
         self._deliveries = deliveries
         self._dead = dead
         self._chance = chance
+        self._url = url
+        self._call_seconds = call_seconds
         self._reading = Line(url, call_seconds)
         self._telling = Line(url, call_seconds)
         self._at_work: set[Place] = set()
@@ -62,13 +68,13 @@ class Group:
         self._lost_some = False
         self._claim_at: float | None = None
         self._tidy_at: float | None = None
-        self._touching: asyncio.Task[None] | None = None
+        self._touching: Touching | None = None
 
     async def take(self, limit: int, wait_seconds: float) -> list[Message]:
         """At most so many; those that others died with first. Raises BusDown, and then has taken nothing: what it was
         given before is found by the next that asks."""
         if self._touching is None:
-            self._touching = asyncio.create_task(self._touch_forever())
+            self._touching = Touching(self._url, self._call_seconds, self._idle_seconds, self._touch, self._chance)
         deadline = _now() + wait_seconds
         try:
             found = await self._look(limit)
@@ -89,6 +95,20 @@ class Group:
         self._at_work.difference_update(asked)
         return answers
 
+    async def give_back(self, places: Iterable[Place]) -> list[bool]:
+        """For others, at once; and what we were given in answers that we never got. Which of them were ours. Raises
+        BusDown."""
+        asked = list(places)
+        answers = await self._about(scripts.GIVE_BACK, asked)
+        self._at_work.difference_update(asked)
+        await self._give_back_lost()
+        return answers
+
+    def let_go(self, places: Iterable[Place]) -> None:
+        """They were not taken after all: the next that asks finds them."""
+        self._at_work.difference_update(places)
+        self._lost_some = True
+
     async def bury(self, place: Place, reason: str) -> None:
         """If that can't be just now, it comes again."""
         keys = [place.stream, self._dead]
@@ -100,19 +120,28 @@ class Group:
         self._at_work.discard(place)
 
     async def close(self) -> None:
-        """What we are at is another's after a while. Who holds nothing leaves no trace."""
+        """What we are at is another's after a while; what we never got to know of, at once. Who holds nothing leaves no
+        trace."""
         touching, self._touching = self._touching, None
         if touching is not None:
-            touching.cancel()
-            await asyncio.wait({touching}, timeout=CALL_SECONDS)
+            touching.stop()
+            await asyncio.to_thread(touching.join, self._call_seconds)
         await self._reading.close()
         try:
             if touching is not None:
+                await self._give_back_lost()
                 await self._telling.run(scripts.FORGET_GONE, self._streams, self._group, self._me, NEVER)
         except BusDown as down:
             log.info("left without taking leave of the bus", reason=str(down))
         finally:
             await self._telling.close()
+
+    async def _give_back_lost(self) -> None:
+        if self._lost_some:
+            at_work = self._named(self._at_work)
+            arguments = (self._group, self._me, MOST_LOST, *at_work)
+            lost = self._news(await self._telling.run(scripts.FIND_LOST, self._streams, *arguments))
+            await self._about(scripts.GIVE_BACK, [message.place for message in lost])
 
     async def _look(self, limit: int) -> list[Message]:
         found: list[Message] = []
@@ -177,37 +206,26 @@ class Group:
     def _pause(self) -> float:
         return self._idle_seconds / 3 * (0.75 + 0.25 * self._chance())
 
-    async def _touch_forever(self) -> None:
-        failures = 0
-        while True:
-            ceiling = self._idle_seconds / 3 if not failures else min(self._idle_seconds / 12, 0.1 * 2.0**failures)
-            await asyncio.sleep(ceiling * (0.75 + 0.25 * self._chance()))
-            try:
-                await self._touch()
-                await self._tidy()
-            except BusDown as down:
-                failures = min(failures + 1, 20)
-                log.warning("can't keep messages from being claimed", reason=str(down), messages=len(self._at_work))
-            else:
-                failures = 0
-
-    async def _touch(self) -> None:
+    def _touch(self, ask: Ask) -> None:
+        """In the thread: the event loop may stand still, and then changes nothing of what we are at."""
         places = list(self._at_work)
-        if not places:
-            return
-        ours = await self._about(scripts.TOUCH, places)
-        lost = [place for place, still in zip(places, ours, strict=True) if not still and place in self._at_work]
-        if lost:
-            self._at_work.difference_update(lost)
-            log.warning("messages went to others, or are gone", messages=len(lost))
+        if places:
+            arguments = (self._group, self._me, *self._named(places))
+            ours = ask(scripts.TOUCH, self._streams, arguments)
+            lost = [place for place, still in zip(places, ours, strict=True) if not still and place in self._at_work]
+            if lost:
+                self._at_work.difference_update(lost)
+                log.warning("messages went to others, or are gone", messages=len(lost))
+        self._tidy(ask)
 
-    async def _tidy(self) -> None:
+    def _tidy(self, ask: Ask) -> None:
+        now = time.monotonic()
         if self._tidy_at is None:
-            self._tidy_at = _now() + TIDY_SECONDS * self._chance()
-        if _now() >= self._tidy_at:
-            self._tidy_at = _now() + TIDY_SECONDS * (0.5 + self._chance())
+            self._tidy_at = now + TIDY_SECONDS * self._chance()
+        if now >= self._tidy_at:
+            self._tidy_at = now + TIDY_SECONDS * (0.5 + self._chance())
             gone = round(max(GONE_SECONDS, 10 * self._idle_seconds) * 1000)
-            await self._telling.run(scripts.FORGET_GONE, self._streams, self._group, "", gone)
+            ask(scripts.FORGET_GONE, self._streams, (self._group, "", gone))
 
     async def _run(self, script: Script, keys: Sequence[str], *arguments: str | int) -> list[Any]:
         answer: list[Any] = await self._reading.run(script, keys, self._group, self._me, *arguments)

@@ -1,12 +1,15 @@
 """The relay's side: directives into streams, as many in one round trip as wait at the time."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
+import structlog
 from redis.exceptions import ResponseError
 
+from lucius.adapters.bus_redis import scripts
 from lucius.adapters.bus_redis.address import parse
 from lucius.adapters.bus_redis.line import CALL_SECONDS, Command, Line
 from lucius.contract import Directive
@@ -14,11 +17,18 @@ from lucius.ports.errors import BusDown, BusError, MessageRefused, OutcomeUnknow
 
 MOST_BYTES = 64 * 1024 * 1024
 MOST_AT_ONCE = 256
+MOST_WAITING = 4_000
+TRIM_AT_ONCE = 256
+LATE_SECONDS = 60.0
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _encode = msgspec.json.Encoder().encode
 
 
 class _Outgoing(NamedTuple):
+    stream: str
+    service: str
     command: Command
     outcome: asyncio.Future[None]
 
@@ -26,10 +36,21 @@ class _Outgoing(NamedTuple):
 class RedisPublisher:
     """Raises ValueError for a URL that can't be one. Connects when first used, and again whenever it must."""
 
-    def __init__(self, url: str, call_seconds: float = CALL_SECONDS, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        url: str,
+        call_seconds: float = CALL_SECONDS,
+        most_bytes: int = MOST_BYTES,
+        most_waiting: int = MOST_WAITING,
+        late_seconds: float = LATE_SECONDS,
+    ) -> None:
+        """`most_waiting` in a stream that nobody was given; beyond that, those go that are too late by so much."""
         self._address = parse(url)
         self._line = Line(self._address.url, call_seconds)
         self._most_bytes = most_bytes
+        self._most_waiting = most_waiting
+        self._late_ms = round(late_seconds * 1000)
+        self._since_trim: Counter[str] = Counter()
         self._waiting: deque[_Outgoing] = deque()
         self._writing: asyncio.Task[None] | None = None
 
@@ -38,7 +59,8 @@ class RedisPublisher:
         if len(body) > self._most_bytes:
             raise MessageRefused(f"{directive.message_id} has {len(body)} bytes, more than {self._most_bytes}")
         stream = self._address.stream(topic, directive.service)
-        outgoing = _Outgoing(_command(stream, directive, body), asyncio.get_running_loop().create_future())
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        outgoing = _Outgoing(stream, directive.service, _command(stream, directive, body), outcome)
         self._waiting.append(outgoing)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write())
@@ -64,8 +86,26 @@ class RedisPublisher:
                 batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_AT_ONCE))]
                 for outgoing, answer in zip(batch, await self._send(batch), strict=True):
                     _tell(outgoing.outcome, answer)
+                await self._trim(batch)
         finally:
             self._writing = None
+
+    async def _trim(self, batch: list[_Outgoing]) -> None:
+        """A service that is away takes nothing out, while its attempts end and new ones come. As seldom as it does."""
+        services = {outgoing.stream: outgoing.service for outgoing in batch}
+        self._since_trim.update(outgoing.stream for outgoing in batch)
+        for stream, service in services.items():
+            if self._since_trim[stream] < min(TRIM_AT_ONCE, self._most_waiting) // 2:
+                continue
+            del self._since_trim[stream]
+            try:
+                arguments = (service, self._most_waiting, self._late_ms, TRIM_AT_ONCE + MOST_AT_ONCE)
+                gone = await self._line.run(scripts.TRIM, [stream], *arguments)
+            except BusDown as down:
+                log.warning("a stream could not be trimmed", stream=stream, reason=str(down))
+                return
+            if gone:
+                log.warning("directives that came too late were taken off the bus", stream=stream, directives=gone)
 
     async def _send(self, batch: list[_Outgoing]) -> list[Any]:
         try:
@@ -75,11 +115,13 @@ class RedisPublisher:
 
 
 def _command(stream: str, directive: Directive, body: bytes) -> Command:
-    """The ids stand beside the directive, so that one that can't be read is still known for what it is."""
+    """The ids stand beside the directive, so that one that can't be read is still known for what it is; and so does
+    when it will be too late, for who trims."""
     return (
         *("XADD", stream, "*"),
         *("job_id", directive.jobId, "step_id", directive.stepId, "tenant_id", directive.tenant_id),
         *("attempt_no", directive.attempt_no, "lease_id", directive.lease_id),
+        *("ack_deadline_ms", round(datetime.fromisoformat(directive.ack_deadline).timestamp() * 1000)),
         *("directive", body),
     )
 

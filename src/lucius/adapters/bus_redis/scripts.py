@@ -145,6 +145,7 @@ SETTLE = Script(
 GIVE_BACK = Script(
     _OURS
     + """
+    local given = {}
     for i = 3, #ARGV, 2 do
         local key, id = KEYS[tonumber(ARGV[i])], ARGV[i + 1]
         local entry = pending(key, ARGV[1], ARGV[2], id) and redis.call('XRANGE', key, id, id)[1]
@@ -152,10 +153,12 @@ GIVE_BACK = Script(
             remove(key, ARGV[1], id)
             redis.call('XADD', key, '*', unpack(entry[2]))
         end
+        given[#given + 1] = entry and 1 or 0
     end
+    return given
 """
 )
-"""Not begun, and there is no room for them here: for anyone to take, at once, as if they had just come."""
+"""Not begun, and not to be here: for anyone to take, at once, as if they had just come. Which of them were ours."""
 
 BURY = Script(
     _OURS
@@ -166,6 +169,35 @@ BURY = Script(
 """
 )
 """This one message, if ours, to the dead letters, for a reason."""
+
+TRIM = Script(
+    """
+    local key, group, keep, margin, most = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+    local last, held = '0-0', 0
+    local groups = redis.pcall('XINFO', 'GROUPS', key)
+    for _, one in ipairs(groups.err and {} or groups) do
+        local about = {}
+        for i = 1, #one, 2 do about[one[i]] = one[i + 1] end
+        if about.name == group then last, held = about['last-delivered-id'], about.pending end
+    end
+    local many = math.min(redis.call('XLEN', key) - held - keep, most)
+    if many <= 0 then return 0 end
+    local time, gone = redis.call('TIME'), 0
+    local now = time[1] * 1000 + math.floor(time[2] / 1000)
+    local window = many + math.floor(keep / 4)
+    for _, entry in ipairs(redis.call('XRANGE', key, '(' .. last, '+', 'COUNT', window)) do
+        if gone >= many then break end
+        for i = 1, #entry[2], 2 do
+            if entry[2][i] == 'ack_deadline_ms' and tonumber(entry[2][i + 1]) + margin < now then
+                gone = gone + redis.call('XDEL', key, entry[1])
+            end
+        end
+    end
+    return gone
+"""
+)
+"""Of more than ARGV[2] messages that nobody was ever given, the oldest whose ACK deadline is over by ARGV[3] ms;
+ARGV[4] at most, behind a quarter of ARGV[2] that may still be wanted. How many they were."""
 
 FORGET_GONE = Script(
     """
