@@ -181,7 +181,7 @@ def open_publisher(settings: Settings) -> Publisher | None:
             with _understood("LUCIUS_BUS_URL"):
                 from lucius.adapters.bus_redis.publisher import RedisPublisher
 
-                return RedisPublisher(settings.bus_url)
+                return RedisPublisher(settings.bus_url, most_waiting=4 * settings.max_unacked)
         case other:
             raise SettingsError(f"LUCIUS_BUS_URL: no bus for {other!r}; known: local:, memory:, redis://…")
 
