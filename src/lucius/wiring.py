@@ -330,6 +330,7 @@ def build(
         readiness=readiness_of(
             role,
             ledger=store,
+            refused=jobs.refused,
             publisher=publisher,
             protocols=protocols,
             engine=engine,

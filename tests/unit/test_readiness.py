@@ -11,7 +11,7 @@ from lucius.contract import Check
 from lucius.core.model import Instant, Millis
 from lucius.observability import readiness
 from lucius.observability.readiness import Kept, Role, readiness_of
-from lucius.ports.errors import LedgerDown
+from lucius.ports.errors import LedgerDown, LedgerError, LedgerFull
 from tests.support.clock import ManualClock
 
 
@@ -74,9 +74,11 @@ class Scene:
         self.clock = ManualClock()
         self.others = Others(self.clock.now())
         self.draining = False
+        self.refused: LedgerError | None = None
         self.readiness = readiness_of(
             role,
             ledger=self.ledger,
+            refused=lambda: self.refused,
             publisher=self.bus,
             protocols=self.catalog,
             engine=self.loops,
@@ -93,6 +95,10 @@ class Scene:
 
 def no_ledger(scene: Scene) -> None:
     scene.ledger.failure = LedgerDown("postgresql://user:secret@db is away")
+
+
+def no_space(scene: Scene) -> None:
+    scene.refused = LedgerFull("no space left")
 
 
 def no_bus(scene: Scene) -> None:
@@ -126,18 +132,21 @@ def asked_to_stop(scene: Scene) -> None:
 Trouble = Callable[[Scene], None]
 CASES: list[tuple[Role, Trouble, bool, list[str]]] = [
     (Role.WHOLE, no_ledger, False, ["ledger"]),
+    (Role.WHOLE, no_space, False, ["ledger"]),
     (Role.WHOLE, no_protocols, False, ["protocols"]),
     (Role.WHOLE, no_engine, False, ["engine"]),
     (Role.WHOLE, failing_loop, True, ["loops"]),
     (Role.WHOLE, no_bus, True, ["bus"]),
     (Role.WHOLE, asked_to_stop, False, ["draining"]),
     (Role.API, no_ledger, False, ["ledger"]),
+    (Role.API, no_space, False, ["ledger"]),
     (Role.API, no_bus, True, ["bus"]),
     (Role.API, no_engine, True, []),
     (Role.API, no_engine_anywhere, True, ["engine"]),
     (Role.API, no_engine_ever, True, ["engine"]),
     (Role.API, asked_to_stop, False, ["draining"]),
     (Role.ENGINE, no_ledger, False, ["ledger"]),
+    (Role.ENGINE, no_space, False, ["ledger"]),
     (Role.ENGINE, no_bus, False, ["bus"]),
     (Role.ENGINE, no_engine, False, ["engine"]),
     (Role.ENGINE, failing_loop, False, ["loops"]),

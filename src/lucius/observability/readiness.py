@@ -100,6 +100,7 @@ def readiness_of(
     role: Role,
     *,
     ledger: Ledger,
+    refused: Callable[[], LedgerError | None],
     publisher: Publisher | None,
     protocols: Protocols,
     engine: Loops,
@@ -108,7 +109,10 @@ def readiness_of(
     draining: Callable[[], bool],
 ) -> Readiness:
     """An API takes work that then waits for a bus or an engine; an engine without a bus gets nothing done."""
-    required: dict[str, Probe] = {"ledger": Kept(ledger_answers(ledger)), "protocols": protocols_loaded(protocols)}
+    required: dict[str, Probe] = {
+        "ledger": Kept(ledger_answers(ledger, refused)),
+        "protocols": protocols_loaded(protocols),
+    }
     bus, loops = {"bus": Kept(bus_answers(publisher))}, {"loops": loops_turn(engine)}
     match role:
         case Role.WHOLE:
@@ -122,14 +126,19 @@ def readiness_of(
             assert_never(role)
 
 
-def ledger_answers(ledger: Ledger) -> Probe:
+def ledger_answers(ledger: Ledger, refused: Callable[[], LedgerError | None]) -> Probe:
+    """`refused` is why it took nothing lately, if that can't be known by asking."""
+
     async def probe() -> Check:
         try:
             await ledger.due(0, 1)
-        except LedgerError as error:  # its text may name hosts and paths, and anyone may ask
-            log.debug("the ledger does not answer", reason=str(error))
-            return Check(ok=False, detail=f"the ledger cannot be used right now ({type(error).__name__})")
-        return Check(ok=True)
+            failure: LedgerError | None = refused()
+        except LedgerError as error:
+            failure = error
+        if failure is None:
+            return Check(ok=True)
+        log.debug("the ledger cannot be used", reason=str(failure))  # may name hosts and paths, and anyone may ask
+        return Check(ok=False, detail=f"the ledger cannot be used right now ({type(failure).__name__})")
 
     return probe
 

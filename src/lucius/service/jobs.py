@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from lucius.core.decide import decide_all
 from lucius.core.decision import Decision, Env, JobView, MissingSteps
 from lucius.core.inputs import Input
+from lucius.core.model import Instant, Millis
 from lucius.ports.clock import Clock
-from lucius.ports.errors import VersionConflict
+from lucius.ports.errors import LedgerFull, VersionConflict
 from lucius.ports.ledger import Ledger
 from lucius.service.errors import RejectCode, Rejected
 
@@ -15,6 +16,7 @@ Inputs = Sequence[Input] | Callable[[JobView], Awaitable[Sequence[Input]]]
 """What happens to a job, or how to tell from the job as it was loaded: then both are as old as each other."""
 
 MAX_CONFLICTS = 20
+REFUSED_LATELY_MS: Millis = 15_000
 MAX_LOADS = 100  # each finds at least one more step, and a decision touches few
 
 
@@ -34,6 +36,21 @@ class Jobs:
         self._clock = clock
         self._env = env
         self._turns: dict[str, _Turn] = {}
+        self._refused: tuple[Instant, LedgerFull] | None = None
+
+    def refused(self) -> LedgerFull | None:
+        """Whether the ledger had no space the last time, if that was lately: only who tries again can tell."""
+        if self._refused is None or self._clock.now() - self._refused[0] > REFUSED_LATELY_MS:
+            return None
+        return self._refused[1]
+
+    async def _commit(self, decision: Decision) -> None:
+        try:
+            await self._ledger.commit(decision)
+        except LedgerFull as error:
+            self._refused = self._clock.now(), error
+            raise
+        self._refused = None
 
     async def apply(self, job_id: str, inputs: Inputs, step_id: str | None = None) -> Decision:
         """One durable decision over these inputs. Raises Rejected for an unknown job, LimitReached for a cap."""
@@ -55,7 +72,7 @@ class Jobs:
             if not decision.changes:
                 return decision
             try:
-                await self._ledger.commit(decision)
+                await self._commit(decision)
             except VersionConflict:
                 await asyncio.sleep(self._env.jitter() * 0.002 * 2 ** min(conflicts, 6))
                 continue
@@ -94,5 +111,5 @@ class Jobs:
     async def create(self, inputs: Sequence[Input]) -> Decision:
         """The first decision of a job. Raises AlreadyAccepted or LimitReached."""
         decision = decide_all(None, inputs, self._clock.now(), self._env)
-        await self._ledger.commit(decision)
+        await self._commit(decision)
         return decision

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lucius.observability.readiness import Kept
 from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerTooNew, LuciusError, ProtocolError
 from lucius.settings import SettingsError
 from tests.support.api import Api, serving, settings_for
@@ -33,6 +34,23 @@ def connection(api: Api) -> sqlite3.Connection:
     return found
 
 
+async def readiness(api: Api) -> tuple[int, str]:
+    """As it is now, not as it was a second ago."""
+    probe = api.runtime.readiness._probes["ledger"]
+    assert isinstance(probe, Kept)
+    probe._known = None
+    answer = await api.get("/readyz")
+    return answer.status, answer.json["checks"]["ledger"].get("detail", "")
+
+
+async def test_who_was_refused_a_while_ago_is_ready_to_try_again(start: Start, tmp_path: Path) -> None:
+    api = await start(ledger_url=f"sqlite:///{tmp_path}/ledger.db", ledger_max_pages=ROOM)
+    await fill(api)
+    assert (await readiness(api))[0] == 503
+    api.clock.advance(16)
+    assert (await readiness(api))[0] == 200
+
+
 async def test_a_full_disk_refuses_creates_nothing_and_goes_on_once_there_is_space(
     start: Start, tmp_path: Path
 ) -> None:
@@ -47,13 +65,14 @@ async def test_a_full_disk_refuses_creates_nothing_and_goes_on_once_there_is_spa
     listed = (await api.get("/v1/jobs?limit=200")).ok()["jobs"]
     assert {job["jobId"] for job in listed} == set(accepted)
     assert (await api.job(accepted[0]))["status"] == "DISPATCHING"
-    assert (await api.get("/readyz")).status == 200
+    assert await readiness(api) == (503, "the ledger cannot be used right now (LedgerFull)")
     assert "LEDGER_FULL" in (await api.get("/metrics")).body.decode()
     repeat = {**refused, "idempotency_key": "k0"}
     assert (await api.post("/v1/commands", repeat)).ok(202)["jobId"] == accepted[0]
 
     connection(api).execute(f"PRAGMA max_page_count = {ROOM * 10}")
     assert (await api.post("/v1/commands", refused)).ok(202)["duplicate"] is False
+    assert await readiness(api) == (200, "")
     await api.finish(accepted[0])
     assert (await api.job(accepted[0]))["status"] == "SUCCEEDED"
 

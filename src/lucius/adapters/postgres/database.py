@@ -93,6 +93,7 @@ class Database:
         return {
             "timeout": CONNECT_SECONDS,
             "command_timeout": COMMAND_SECONDS,
+            "target_session_attrs": "read-write",
             # Statements here take a fraction of a millisecond; compiling one would take a hundred.
             "server_settings": {"jit": "off", "search_path": quoted(self.schema), "application_name": application_name},
         }
@@ -112,6 +113,9 @@ class Database:
         try:
             async with self._pool.acquire(timeout=CONNECT_SECONDS) as connection:
                 yield connection
+        except asyncpg.ReadOnlySQLTransactionError as error:
+            await self._pool.expire_connections()  # by the same name there may be one that can be written, by now
+            raise translated(error, self.where) from error
         except (asyncpg.PostgresError, *_GONE) as error:
             raise translated(error, self.where) from error
 
@@ -155,6 +159,8 @@ def translated(error: BaseException, where: str) -> LedgerError:
             return LedgerFull(f"no space left for ledger {where} ({error}): free some, nothing accepted is lost")
         case asyncpg.DeadlockDetectedError() | asyncpg.SerializationError() | asyncpg.LockNotAvailableError():
             return LedgerBusy(f"ledger {where} is contended ({error})")
+        case asyncpg.ReadOnlySQLTransactionError():
+            return LedgerDown(f"ledger {where} takes no writes ({error}): it is a standby, or was made one")
         case asyncpg.InvalidAuthorizationSpecificationError() | asyncpg.InvalidCatalogNameError():
             return LedgerError(f"ledger {where}: {error}; check user, password and database in LUCIUS_LEDGER_URL")
         case asyncpg.InsufficientPrivilegeError():
