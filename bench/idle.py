@@ -26,7 +26,7 @@ from lucius.settings import load_settings
 from lucius.wiring import open_runtime
 
 PROCESSES = 8
-SETTLED_SECONDS = 2.0  # after which a start's own work is over
+SETTLED_SECONDS = 6.0  # after which a start's own work is over, and all know of each other
 
 CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lucius'"
 TRANSACTIONS = "SELECT sum(xact_commit) FROM pg_stat_database"  # sessions report now and then

@@ -565,12 +565,22 @@ class TestPresence:
 
     async def test_only_those_who_mind_the_deadlines_share_them(self, here: PostgresLedger) -> None:
         assert here.presence is not None
+        here._wakes.company.counted(0, 0)
         for sender in range(20):
             here._wakes.company.meet(sender, sweeps=False)
         assert (here.presence.stretch(), here._wakes.company.stretch()) == (1.0, 21 / 4)
         for sender in range(200):
             here._wakes.company.meet(sender, sweeps=True)
         assert (here.presence.stretch(), here._wakes.company.stretch()) == (4.0, 8.0)
+
+    async def test_whoever_comes_knows_how_many_are_there(
+        self, here: PostgresLedger, emptied_postgres_url: str
+    ) -> None:
+        assert here.presence is not None
+        await here.presence.ticked(now(here), 4_000)
+        await here._wakes._greet()
+        async with opened(emptied_postgres_url) as there:
+            assert (there._wakes.company._counted, there._wakes.company._counted_sweepers) == (1, 1)
 
     async def test_those_who_are_gone_share_nothing(
         self, here: PostgresLedger, monkeypatch: pytest.MonkeyPatch

@@ -13,15 +13,18 @@ class Company:
         self._until = 0.0
         self._all: dict[int, float] = {}
         self._sweepers: dict[int, float] = {}
+        self._counted = self._counted_sweepers = 0
         self.sweeps = False
         """Whether this process minds the deadlines."""
 
-    def expect(self) -> None:
-        """There is somebody, whoever it is."""
-        self._until = self._steady() + REMEMBERED_SECONDS
+    def counted(self, others: int, sweepers: int) -> None:
+        """So many are there, whoever they are."""
+        self._counted, self._counted_sweepers = others, sweepers
+        if others:
+            self._until = self._steady() + REMEMBERED_SECONDS
 
     def meet(self, sender: int, sweeps: bool) -> None:
-        self.expect()
+        self._until = self._steady() + REMEMBERED_SECONDS
         self._all[sender] = self._steady()
         if sweeps:
             self._sweepers[sender] = self._steady()
@@ -31,14 +34,16 @@ class Company:
 
     def stretch(self) -> float:
         """How much rarer each may look: together they look twice a second, and what one finds it tells the others."""
-        return min(self._shared_by(self._all), MOST_STRETCH)
+        return min(self._shared_by(self._all, self._counted), MOST_STRETCH)
 
     def sweepers_stretch(self) -> float:
         """The same of those who mind the deadlines."""
-        return min(self._shared_by(self._sweepers), MOST_SWEEPERS_STRETCH)
+        return min(self._shared_by(self._sweepers, self._counted_sweepers), MOST_SWEEPERS_STRETCH)
 
-    def _shared_by(self, seen: dict[int, float]) -> float:
+    def _shared_by(self, seen: dict[int, float], counted: int) -> float:
+        if self.alone():
+            return 1.0
         oldest = self._steady() - REMEMBERED_SECONDS
         for sender in [sender for sender, at in seen.items() if at < oldest]:
             del seen[sender]
-        return max(1.0, (len(seen) + 1) / LOOKERS)
+        return max(1.0, (max(len(seen), counted) + 1) / LOOKERS)

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from lucius.adapters.postgres.clock import DatabaseClock
 from lucius.adapters.postgres.company import Company
-from lucius.adapters.postgres.database import Database
+from lucius.adapters.postgres.database import Database, quoted
 from lucius.adapters.postgres.news import News
 from lucius.core.decision import Decision
 from lucius.core.model import OutboxRow
@@ -35,10 +35,14 @@ LAST_WORDS_SECONDS = 1.0
 FIRST_BACKOFF, MAX_BACKOFF = 0.05, 5.0
 
 NOTHING = Wake()
+SWEEPS = " sweeps"
 
 _NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
-# All who listen, ourselves among them. Whoever comes later says so.
-_LISTENERS = "SELECT count(*) AS n FROM pg_stat_activity WHERE application_name = $1"
+# All who listen, ourselves among them, and those of them who mind the deadlines. Whoever comes later says so.
+_LISTENERS = """
+    SELECT count(*) AS n, count(*) FILTER (WHERE application_name = $2) AS sweepers FROM pg_stat_activity
+    WHERE application_name IN ($1, $2)
+"""
 _POLL = "SELECT now, revision, services FROM poll_1()"
 
 
@@ -77,6 +81,7 @@ class Wakes:
         self._news = News()
         self._revision = 0
         self._said_hello = self._heard_hello = 0.0
+        self._said_sweeps = False
         self._listener: asyncpg.Connection[Record] | None = None
         self._listens = asyncio.Event()
         self._speaking: asyncio.Task[None] | None = None
@@ -185,7 +190,8 @@ class Wakes:
             try:
                 await self.look()
                 self._leave_a_dead_line()
-                if self._clock.steady() - self._said_hello > HELLO_SECONDS:
+                is_news = self.company.sweeps and not self._said_sweeps
+                if is_news or self._clock.steady() - self._said_hello > HELLO_SECONDS:
                     await self._greet()
             except LedgerError as error:
                 log.info("could not look at the ledger", reason=str(error))
@@ -212,7 +218,10 @@ class Wakes:
 
     async def _greet(self) -> None:
         """So that the others know that there is somebody to tell, and we whether we hear them."""
-        if (await self._database.rows(_LISTENERS, self._channel))[0]["n"] > 1:
-            self.company.expect()
+        if self.company.sweeps and self._listener is not None:
+            await self._listener.execute(f"SET application_name = {quoted(self._channel + SWEEPS)}")
+        there = (await self._database.rows(_LISTENERS, self._channel, self._channel + SWEEPS))[0]
+        self.company.counted(there["n"] - 1, there["sweepers"] - self.company.sweeps)
+        self._said_sweeps = self.company.sweeps
         self._said_hello = self._clock.steady()
         await self._say(self._note(NOTHING))
