@@ -9,6 +9,7 @@ only. What a service must do beside this, to be relied on, is in docs/how-to/wri
 import json
 import os
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -78,12 +79,26 @@ def bury(stream: str, entry: str, fields: dict[str, bytes], reason: str, deliver
     all_or_nothing(letter, ("XACK", stream, GROUP, entry), ("XDEL", stream, entry))
 
 
-def call_back(kind: str, directive: dict[str, Any], **said: Any) -> None:
+def call_back(kind: str, directive: dict[str, Any], **said: Any) -> dict[str, Any]:
+    """The answer; or the refusal, which has a `code`."""
     names = ("jobId", "stepId", "tenant_id", "attempt_no", "lease_id")
     body = json.dumps({name: directive[name] for name in names} | said).encode()
     headers = {"Authorization": f"Bearer {directive['callback_token']}", "Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(directive["callback_urls"][kind], body, headers)) as answer:
-        print(kind, answer.read().decode())
+    request = urllib.request.Request(directive["callback_urls"][kind], body, headers)
+    try:
+        with urllib.request.urlopen(request) as response:
+            answer: dict[str, Any] = json.load(response)
+    except urllib.error.HTTPError as refusal:  # 409: another attempt counts now
+        answer = json.load(refusal)
+    print(kind, answer)
+    return answer
+
+
+def is_wanted(answer: dict[str, Any], once: bool) -> bool:
+    """What may not be repeated begins only if ours was the first ACK: Redis may have forgotten that another has it."""
+    if answer.get("disposition") == "APPLIED":
+        return True
+    return not once and answer.get("lease_expires_at") is not None
 
 
 def main(count: int) -> None:
@@ -101,7 +116,9 @@ def main(count: int) -> None:
         once = directive["retry_safety"] == "NOT_SAFE_TO_RETRY"
         if once and not settle(stream, entry):  # before it is begun; who is answered 1 is the only one
             continue
-        call_back("ack", directive)
+        if not is_wanted(call_back("ack", directive), once):
+            settle(stream, entry)
+            continue
         # While at work, every third of IDLE_MS: it is still ours. With the heartbeats, which go to the orchestrator.
         ask("XCLAIM", stream, GROUP, ME, "0", entry, "JUSTID")
         call_back("heartbeat", directive, progress=0.5)
