@@ -18,7 +18,7 @@ from lucius.engine.exchange import Exchange, Outcome, failed_by
 from lucius.engine.window import Waiting, Window
 from lucius.ports.calls import Caller, Closed, Slot
 from lucius.ports.clock import Clock
-from lucius.ports.errors import LedgerError
+from lucius.ports.errors import LedgerDown, LedgerError
 from lucius.ports.ledger import Ledger
 from lucius.service.dispatch import Dispatcher
 from lucius.service.errors import RejectCode, Rejected
@@ -30,6 +30,7 @@ log = structlog.get_logger(__name__)
 GRACE = 10.0
 FIRST_BACKOFF, MAX_BACKOFF = 0.1, 5.0
 HOLD_MS = 60_000  # what waits longer for its host is taken anew
+DOUBT_MS = 15_000  # for as long it is worth finding out what became of a commit
 SECONDS_PER_PASSED_ROW = 1e-5  # the outbox is read past every one: the more, the less often
 MOST_ASIDE = 500
 
@@ -206,6 +207,24 @@ class CallRunner:
             return failed_by(step, error)
 
     async def _take(self, row: OutboxRow) -> Decision | None:
+        """A commit of which nobody knows whether it was made is looked up: if it was, the call is ours to make."""
+        began_at, backoff = self._clock.now(), FIRST_BACKOFF
+        try:
+            return await self._hand_over(row)
+        except LedgerDown as down:
+            log.info("whether a call was taken is looked up", job_id=row.job_id, reason=str(down))
+        ended_at = self._clock.now()
+        while True:
+            await asyncio.sleep(backoff)
+            try:
+                return await self._taken_before(row, began_at, ended_at) or await self._hand_over(row)
+            except LedgerDown:
+                ended_at = self._clock.now()
+                if ended_at - began_at >= DOUBT_MS:
+                    raise
+                backoff = min(backoff * 2, MAX_BACKOFF)
+
+    async def _hand_over(self, row: OutboxRow) -> Decision | None:
         taken = HandedOver(row.step_id, row.attempt_no, row.lease_id, picked_up=True)
         try:
             decision = await self._jobs.apply(row.job_id, (taken,), row.step_id)
@@ -214,6 +233,20 @@ class CallRunner:
                 raise
             return None
         return decision if isinstance(decision.reply, Applied) else None
+
+    async def _taken_before(self, row: OutboxRow, began_at: Instant, ended_at: Instant) -> Decision | None:
+        """Another replica may have taken it once our hold was over: what must not be made twice is left alone."""
+        view = await self._ledger.load(row.job_id, (row.step_id,), fresh=True)
+        step = view.steps.get(row.step_id) if view else None
+        if view is None or step is None or step.attempt.lease_id != row.lease_id:
+            return None
+        picked_up_at = step.attempt.picked_up_at
+        if picked_up_at is None or not began_at <= picked_up_at <= ended_at:
+            return None
+        spec = view.protocol.step(row.step_id)
+        if spec is None or spec.retry_safety == "NOT_SAFE_TO_RETRY":
+            return None
+        return Decision(job=view.job, replies=(Applied(),), protocol=view.protocol, steps=(step,))
 
     async def _report(self, row: OutboxRow, outcome: Outcome, lease_expires_at: Instant) -> None:
         """The call can't be unmade, so a ledger in trouble is asked again for as long as the answer would count."""

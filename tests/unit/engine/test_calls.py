@@ -19,7 +19,7 @@ from lucius.core.protocol import Call, ErrorRule, Guard, Map, Notify, RetryPolic
 from lucius.engine import calls
 from lucius.engine.relay import Relay
 from lucius.ports.calls import Answer, Outgoing
-from lucius.ports.errors import LedgerCorrupt, LedgerFull
+from lucius.ports.errors import LedgerCorrupt, LedgerDown, LedgerFull
 from tests.support.engine import WEBHOOK_SECRET, Engine
 from tests.support.peer import Handler, Peer, always, in_turn, ok, peer
 
@@ -714,6 +714,44 @@ class TestTimeAndTrouble:
         async with engine.running():
             await asyncio.sleep(0.1)
         assert (asked, there.seen) == (1, [])
+
+    @pytest.mark.parametrize("is_made", [False, True])
+    async def test_a_hand_over_of_which_nobody_knows_is_looked_up_and_the_call_made_once(
+        self, there: Peer, monkeypatch: pytest.MonkeyPatch, is_made: bool
+    ) -> None:
+        monkeypatch.setattr(calls, "FIRST_BACKOFF", 0.001)
+        engine = Engine(retry_interval=60)
+        await engine.submit(call(there.url))
+        self.lose_answer(engine, monkeypatch, is_made)
+        async with engine.running():
+            assert (await engine.ended()).status is JobStatus.SUCCEEDED
+        assert len(there.seen) == 1
+
+    async def test_what_must_not_be_made_twice_is_left_to_its_lease_then(
+        self, there: Peer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(calls, "FIRST_BACKOFF", 0.001)
+        engine = Engine(retry_interval=60)
+        await engine.submit(call(there.url, retry_safety="NOT_SAFE_TO_RETRY"))
+        self.lose_answer(engine, monkeypatch, is_made=True)
+        async with engine.running():
+            await asyncio.sleep(0.1)
+        assert (await engine.step("call")).status is StepStatus.PROCESSING
+        assert there.seen == []
+
+    def lose_answer(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, is_made: bool) -> None:
+        """Of the next commit."""
+        real, lost = engine.ledger.commit, False
+
+        async def commit(decision: Decision) -> None:
+            nonlocal lost
+            if lost or is_made:
+                await real(decision)
+            if not lost:
+                lost = True
+                raise LedgerDown("the connection is gone")
+
+        monkeypatch.setattr(engine.ledger, "commit", commit)
 
     @pytest.mark.parametrize("again", [False, True])
     async def test_a_step_that_the_hand_over_itself_ended_makes_no_call(
