@@ -39,6 +39,7 @@ class Catalog:
 class Others:
     def __init__(self, last: Instant | None) -> None:
         self.last = last
+        self.failure: LedgerError | None = None
 
     async def ticked(self, now: Instant, gap_ms: Millis) -> Instant:
         raise AssertionError("whoever asks runs no engine")
@@ -47,6 +48,8 @@ class Others:
         return 1.0
 
     async def last_tick(self) -> Instant | None:
+        if self.failure is not None:
+            raise self.failure
         return self.last
 
 
@@ -163,6 +166,13 @@ async def test_each_role_needs_what_its_work_needs(role: Role, trouble: Trouble,
     scene = Scene(role)
     trouble(scene)
     assert await scene.look() == (ready, wrong)
+
+
+async def test_what_can_not_be_looked_up_is_wrong_as_well() -> None:
+    scene = Scene(Role.API)
+    no_ledger(scene)
+    scene.others.failure = LedgerDown("postgresql://user:secret@db is away")
+    assert await scene.look() == (False, ["ledger", "engine"])
 
 
 async def test_what_is_wrong_is_said_without_what_only_the_log_may_know() -> None:

@@ -132,9 +132,8 @@ class Relay:
         if self._waiting or len(self._running) >= self._parallel:
             self._more = True
             return False
-        await self._dispatcher.release_claims()
         window = self._ramp.window
-        rows = await self._dispatcher.take(None, window, hold_ms=HOLD_MS + round(self._publish_timeout * 1000))
+        rows = await self._take(window)
         self._waiting.extend(rows)
         if self._down or self._failure is not None:
             return True  # it happened meanwhile: the next turn gives them back
@@ -147,6 +146,14 @@ class Relay:
         if not self._down and self._failure is None:
             self._ramp.went_well()
         return True
+
+    async def _take(self, limit: int) -> list[OutboxRow]:
+        try:
+            await self._dispatcher.release_claims()
+            return await self._dispatcher.take(None, limit, hold_ms=HOLD_MS + round(self._publish_timeout * 1000))
+        except LedgerDown:
+            self._ramp.outage()
+            raise
 
     def _start_waiting(self) -> None:
         while self._waiting and len(self._running) < self._parallel:

@@ -186,7 +186,10 @@ def somebody_ticks(presence: Presence, clock: Clock) -> Probe:
     """For a process without an engine: whether there is one elsewhere."""
 
     async def probe() -> Check:
-        last: Instant | None = await presence.last_tick()
+        try:
+            last: Instant | None = await presence.last_tick()
+        except LedgerError as error:
+            return Check(ok=False, detail=f"the ledger cannot be used right now ({type(error).__name__})")
         if last is None:
             return Check(ok=False, detail="no engine has ever run: start `lucius reconciler`")
         ago = clock.now() - last

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from lucius.adapters.bus_memory import MemoryBus
 from lucius.contract import Directive
 from lucius.core.decision import Decision
@@ -13,6 +15,7 @@ from lucius.core.protocol import StepSpec
 from lucius.engine.relay import Relay
 from lucius.ports.errors import BusDown, LedgerDown, LimitReached
 from lucius.ports.ledger import PendingQuery
+from lucius.service import ramp
 from tests.support.engine import Engine
 
 TIMEOUT = 5.0
@@ -73,6 +76,11 @@ async def running(relay: Relay) -> AsyncIterator[None]:
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
         await relay.stop(0.01)
+
+
+async def turns(relay: Relay, n: int) -> None:
+    for _ in range(n):
+        await relay.turn()
 
 
 async def until_published(bus: Bus, n: int) -> None:
@@ -172,6 +180,28 @@ class TestOutages:
             bus.trouble = None
             await until_published(bus, 40)
         assert {directive.attempt_no for directive in bus.published} == {1}
+
+    @pytest.mark.parametrize("method", ["pending", "commit"])
+    async def test_a_ledger_that_is_down_fails_the_turn_and_is_taken_up_slowly(
+        self, method: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine, bus = Engine(), Bus()
+        relay = relay_of(engine, bus)
+        for _ in range(10):
+            await relay.start_ready()
+        assert relay._ramp.window > ramp.FIRST
+        await submit(engine, "acme", 1)
+
+        async def away(*_: object) -> None:
+            raise LedgerDown("no connection")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(engine.ledger, method, away)
+            with pytest.raises(LedgerDown):
+                await turns(relay, 3)
+        assert relay._ramp.window == ramp.FIRST
+        async with running(relay):
+            await until_published(bus, 1)
 
     async def test_a_ledger_that_goes_down_after_the_publish_leaves_the_claim_to_be_settled(self) -> None:
         engine, bus = Engine(), Bus()
