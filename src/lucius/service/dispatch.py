@@ -7,7 +7,6 @@ service's un-ACKed directives, and over it a row simply stays PENDING.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -228,11 +227,12 @@ class Dispatcher:
             return False
         try:
             report = await self._outcome(row, publisher.publish(row.topic, directive), timeout_seconds)
-        except BusDown:
-            self._unclaimed[row.outbox_id] = row
-            with suppress(LedgerDown):
+        except BusDown as down:
+            try:
                 await self._release(row)
-            raise
+            except LedgerDown:
+                self._unclaimed[row.outbox_id] = row
+            raise down
         await self._report(row, report)
         return True
 
