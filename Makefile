@@ -52,6 +52,7 @@ soak: setup  ## long simulation and kill runs
 	$(BIN)/python -m tests.simulation.soak --minutes $(MINUTES)
 	$(BIN)/python -m tests.e2e.kill_soak --minutes $(MINUTES)
 	$(BIN)/python -m tests.e2e.replica_soak --minutes $(MINUTES)
+	$(BIN)/python -m tests.e2e.kit_soak
 
 schemas: .venv/.done  ## write the published schemas; refuses a change that is not additive
 	$(BIN)/python -m scripts.schemas

@@ -21,9 +21,11 @@ when it takes it, heartbeat while it works, result when it is done. Each callbac
 
 On `redis://` a topic has one stream for each service, `lucius:{topic}:{service}` (the prefix is the bus URL's), with
 one consumer group, named after the service. An entry has the message as `directive`, and `job_id, step_id, tenant_id,
-attempt_no, lease_id` beside it; there are no other headers. It is acknowledged and deleted (XACK, XDEL) once its result
-was answered, touched (XCLAIM JUSTID) by whoever is at work, and claimed by others when it was not for 60 s. What was
-delivered five times, or can't be read, goes to the stream `lucius:dead`: the ids, `reason` and `deliveries`."""
+attempt_no, lease_id, ack_deadline_ms` beside it; there are no other headers. It is acknowledged and deleted (XACK,
+XDEL) once its result was answered, touched (XCLAIM JUSTID) by whoever is at work, and claimed by others when it was not
+for 60 s. A step that may not be repeated is acknowledged and deleted first, and begun only if its ack was answered
+APPLIED. What was delivered five times, or can't be read, goes to the stream `lucius:dead`: the ids, `reason` and
+`deliveries`."""
 
 DIRECTIVE: Json = {
     "message_id": "01JAZ3Y8Q5W2R7T9V1X4B6D8F0/ocr/1",

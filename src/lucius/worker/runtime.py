@@ -156,7 +156,7 @@ class Runtime:
         failures = 0
         while (room := await self._wait_for_room()) and not self._stopping.is_set():
             if again := self._to_look_at_again(room):
-                await self._safely(self._take(again))
+                await self._safely(self._take(again, anothers=True))
                 continue
             asked = self._timing.now()
             patience = self._options.wait_seconds if self._connected else 0.0  # at first, just: are you there?
@@ -199,14 +199,15 @@ class Runtime:
             self._room.clear()
             await self._room.wait()
 
-    async def _take(self, directives: Sequence[Directive]) -> None:
+    async def _take(self, directives: Sequence[Directive], anothers: bool = False) -> None:
         """Start what is new; send again what is finished; leave alone what somebody is at."""
         ours = [directive for directive in directives if self._is_sound(directive) and not self._is_at_it(directive)]
         if not ours:
             return
         # As long as the store has not said so, we don't know that nobody is at them: one that may not be repeated is
-        # left to its ACK deadline.
-        not_begun, claimed = [directive for directive in ours if directive.retry_safety != NOT_SAFE], False
+        # left to its ACK deadline, and one that another was at, to that one.
+        not_begun = [directive for directive in ours if directive.retry_safety != NOT_SAFE and not anothers]
+        claimed = False
         try:
             not_begun = await self._insist(lambda: self._claim(ours), len(ours))
             claimed = True

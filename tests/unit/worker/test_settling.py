@@ -10,7 +10,7 @@ from lucius.adapters.bus_memory import MemoryBus, MemoryConsumer
 from lucius.contract import Directive
 from lucius.ports.errors import BusDown
 from lucius.worker import StepContext, StepResult
-from lucius.worker.idempotency import RUNNING, Key, MemoryIdempotency, StoreDown
+from lucius.worker.idempotency import RUNNING, Key, MemoryIdempotency, Standing, StoreDown
 from lucius.worker.idempotency_redis import RedisIdempotency
 from tests.support.redis import RedisServer
 from tests.unit.worker.bench import Bench, Scripted, some_turns
@@ -345,6 +345,33 @@ class TestElsewhere:
         await bench.publish(2)
         await until(lambda: sorted(witness.settled) == ["job-1", "job-2"])
         assert [ctx.directive.jobId for ctx in scripted.started] == ["job-2"]
+
+    async def test_is_left_to_the_other_if_we_stop_while_the_store_is_away(
+        self, bench: Bench, witness: Witness
+    ) -> None:
+        scripted, store = Scripted(), Flaky()
+        await store.inner.claim([KEY], 600)
+        runtime = bench.start(scripted, consumer=witness, store=store)
+        await bench.publish(1)
+        await until(lambda: store.asked.count("claim") == 2)
+        await some_turns()
+        claim, asked = store.claim, asyncio.Event()
+
+        async def claim_or_not(keys: Sequence[Key], seconds: float) -> list[Standing]:
+            if KEY in keys:
+                asked.set()
+                raise StoreDown("away")
+            return await claim(keys, seconds)
+
+        store.claim = claim_or_not  # type: ignore[method-assign]
+        bench.timing.advance(20)
+        await bench.publish(2)  # whoever pulls looks again
+        await until(asked.is_set)
+        runtime.stop()
+        scripted.gate.set()
+        await bench.ended()
+        await until(lambda: witness.settled == ["job-2"])
+        assert (witness.given_back, [item["jobId"] for item in bench.results()]) == ([], ["job-2"])
 
     async def test_is_left_to_its_lease_if_there_are_too_many(self, bench: Bench, witness: Witness) -> None:
         store = MemoryIdempotency()

@@ -1,0 +1,33 @@
+"""Every case of the conformance kit against a service of the SDK, over a Redis of its own: too long for each commit.
+
+python -m tests.e2e.kit_soak
+"""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from lucius.conformance.model import Outcome, Pace
+from lucius.conformance.run import choose, run
+from tests.support.redis import RedisServer
+from tests.unit.conformance_kit.support import options
+
+SDK = [sys.executable, "-m", "lucius.cli", "service", "ocr"]
+
+
+async def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        server = RedisServer(Path(folder)).start()
+        try:
+            given = options(SDK, bus=server.url, service="ocr", bad_payload=None, patience=15.0, ack_seconds=6.0)
+            report = await run(given, choose([]), pace=Pace(service="ocr"))
+        finally:
+            server.stop()
+    for case in report.cases:
+        print(f"{case.outcome!s:8} {case.id}  {case.seen if case.outcome is Outcome.FAIL else ''}")
+    return int(any(case.outcome is Outcome.FAIL for case in report.cases))
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
