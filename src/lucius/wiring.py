@@ -178,7 +178,7 @@ def open_publisher(settings: Settings) -> Publisher | None:
 
             return MemoryBus()
         case "redis" | "rediss" | "unix":
-            with _understood("LUCIUS_BUS_URL"):
+            with _understood("LUCIUS_BUS_URL", settings.bus_url):
                 from lucius.adapters.bus_redis.publisher import RedisPublisher
 
                 return RedisPublisher(settings.bus_url, most_waiting=4 * settings.max_unacked)
@@ -190,7 +190,7 @@ def open_dead_letters(settings: Settings) -> DeadLetters | None:
     """What the bus puts aside; None for one that gives each message out but once."""
     if settings.bus_url.partition(":")[0] not in ("redis", "rediss", "unix"):
         return None
-    with _understood("LUCIUS_BUS_URL"):
+    with _understood("LUCIUS_BUS_URL", settings.bus_url):
         from lucius.adapters.bus_redis.dead_letters import RedisDeadLetters
 
         return RedisDeadLetters(settings.bus_url)
@@ -200,21 +200,24 @@ def open_gate(settings: Settings) -> Gate | None:
     """What refuses before the ledger is asked; None unless it is wanted. Connects to nothing yet."""
     if not settings.gate_url:
         return None
-    with _understood("LUCIUS_GATE_URL"):
+    with _understood("LUCIUS_GATE_URL", settings.gate_url):
         from lucius.adapters.gates_redis import RedisGate
 
         return RedisGate(settings.gate_url)
 
 
 @contextmanager
-def _understood(variable: str) -> Iterator[None]:
+def _understood(variable: str, url: str) -> Iterator[None]:
     """Raises SettingsError for a Redis URL that can't be one, or whose packages are not there."""
     try:
         yield
     except ImportError as error:
         raise SettingsError(f"{variable}: redis:// needs the extra: pip install 'lucius[redis]'") from error
     except ValueError as error:
-        raise SettingsError(f"{variable}: {error}") from None
+        said = str(error)
+        if "@" in url:  # it may quote what it took for the port, which may be half a password
+            said = "not a URL that can be used; special characters in a password are written as %XX"
+        raise SettingsError(f"{variable}: {said}") from None
 
 
 def open_caller(settings: Settings, config: ConfigSource, clock: Clock) -> Caller:

@@ -156,6 +156,20 @@ async def test_what_is_wrong_with_the_settings_stops_the_start_with_a_reason(tmp
         assert named in str(error)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        {"bus_url": "redis://a:s3/cret@b/0"},
+        {"gate_url": "redis://a:s3/cret@b/0"},
+        {"ledger_url": "postgresql://a:s3/cret@b/c"},
+    ],
+)
+async def test_a_url_that_is_none_is_refused_without_its_password(tmp_path: Path, url: dict[str, str]) -> None:
+    refused = str(await refusal(settings_for(tmp_path, **url)))
+    assert "special characters in a password are written as %XX" in refused
+    assert "s3" not in refused
+
+
 async def test_the_token_secret_outlives_a_restart(tmp_path: Path) -> None:
     settings = settings_for(tmp_path, token_secrets=(), ledger_url=f"sqlite:///{tmp_path}/ledger.db")
     async with serving(settings) as api:

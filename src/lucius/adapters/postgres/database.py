@@ -79,8 +79,11 @@ class Database:
             )
         except (asyncpg.PostgresError, *_GONE) as error:
             raise translated(error, self.where) from error
-        except ValueError as error:  # a URL that makes no sense to the driver
-            raise LedgerError(f"LUCIUS_LEDGER_URL: {error}") from error
+        except ValueError:  # it would quote what it took for the port, which may be half a password
+            unusable = (
+                "LUCIUS_LEDGER_URL: not a URL that can be used; special characters in a password are written as %XX"
+            )
+            raise LedgerError(unusable) from None
 
     async def connect(self, application_name: str = APPLICATION) -> "asyncpg.Connection[Record]":
         """A connection of one's own. Raises LedgerDown and the like."""
