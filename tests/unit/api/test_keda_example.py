@@ -27,7 +27,7 @@ def scaled() -> dict[str, Any]:
 
 
 async def test_it_reads_a_number_that_grows_with_the_work(api: Api, scaled: dict[str, Any]) -> None:
-    with_keys(api, serves=("serve", "ocr"))
+    with_keys(api, "*", serves=(("serve",), "ocr"))
     path, where = urlsplit(scaled["url"]).path, scaled["valueLocation"]
     assert (await api.get(path, key="serves")).ok()[where] == 0
     await api.submit()
