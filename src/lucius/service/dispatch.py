@@ -16,7 +16,7 @@ from lucius.contract import Directive
 from lucius.core.decide import unacked_counter
 from lucius.core.decision import Applied, Decision
 from lucius.core.inputs import Cap, HandedOver, HandOverFailed, HandOverReleased, HandOverStarted, Input
-from lucius.core.model import ErrorInfo, Millis, OutboxRow
+from lucius.core.model import ErrorInfo, Instant, Millis, OutboxRow
 from lucius.core.protocol import OF_THE_ENGINE, Protocol
 from lucius.ports.bus import Publisher
 from lucius.ports.clock import Clock
@@ -58,7 +58,7 @@ class Dispatcher:
         self._max_unacked = max_unacked
         self._taken: dict[str, set[str]] = {}
         self._capped: dict[str, asyncio.Lock] = {}
-        self._unclaimed: dict[str, OutboxRow] = {}
+        self._unclaimed: dict[str, tuple[OutboxRow, Instant]] = {}
         self._ramp = Ramp(MOST_AT_ONCE, jitter)
 
     async def pull(
@@ -207,12 +207,20 @@ class Dispatcher:
 
     async def release_claims(self) -> None:
         """Give back the claims on what was surely not published; left alone they would count as handed over."""
-        for row in list(self._unclaimed.values()):
-            await self._release(row)
+        for row, lost_at in list(self._unclaimed.values()):
+            if await self._is_claimed_by_us(row, lost_at):
+                await self._release(row)
+            self._unclaimed.pop(row.outbox_id, None)
+
+    async def _is_claimed_by_us(self, row: OutboxRow, lost_at: Instant) -> bool:
+        """Nobody else could have the row until we lost it; a claim that is younger is of whoever has it now."""
+        view = await self._ledger.load(row.job_id, (row.step_id,), fresh=True)
+        step = view.steps.get(row.step_id) if view else None
+        claimed_at = step.attempt.claimed_at if step and step.attempt.lease_id == row.lease_id else None
+        return claimed_at is not None and claimed_at <= lost_at
 
     async def _release(self, row: OutboxRow) -> None:
         await self._report(row, HandOverReleased(row.step_id, row.attempt_no, row.lease_id))
-        self._unclaimed.pop(row.outbox_id, None)
 
     async def publish(self, row: OutboxRow, publisher: Publisher, timeout_seconds: float) -> bool:
         """Push one row: claim, publish, report. False if it must wait. Raises BusDown, with the claim given back."""
@@ -221,7 +229,7 @@ class Dispatcher:
             claimed = await self._report(row, claim)
             directive = await self._directive(row, claimed.protocol) if claimed is not None else None
         except LedgerDown:  # the claim may stand or not, but surely nothing has left us
-            self._unclaimed[row.outbox_id] = row
+            self._unclaimed[row.outbox_id] = row, self._clock.now()
             raise
         if directive is None:
             return False
@@ -231,7 +239,7 @@ class Dispatcher:
             try:
                 await self._release(row)
             except LedgerDown:
-                self._unclaimed[row.outbox_id] = row
+                self._unclaimed[row.outbox_id] = row, self._clock.now()
             raise down
         await self._report(row, report)
         return True

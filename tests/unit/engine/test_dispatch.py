@@ -9,7 +9,7 @@ import pytest
 from lucius.adapters.bus_memory import MemoryBus
 from lucius.contract import Directive
 from lucius.core.decision import Decision
-from lucius.core.inputs import Ack
+from lucius.core.inputs import Ack, HandOverStarted
 from lucius.core.model import OutboxRow, StepStatus
 from lucius.core.protocol import StepSpec
 from lucius.ports.errors import LedgerDown, LimitReached
@@ -218,3 +218,20 @@ class TestClaims:
                 await engine.dispatcher.publish(row, bus, 1)
         await engine.dispatcher.release_claims()
         assert await engine.dispatcher.publish(row, bus, 1)
+
+    async def test_one_that_another_has_by_now_is_his(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine, bus = Watched(), MemoryBus()
+        await engine.jobs_of("a", 1)
+        (row,) = await engine.dispatcher.take(None, 1)
+
+        async def lost(decision: Decision) -> None:
+            raise LedgerDown("no connection")
+
+        with monkeypatch.context() as away:
+            away.setattr(engine.ledger, "commit", lost)
+            with pytest.raises(LedgerDown):
+                await engine.dispatcher.publish(row, bus, 1)
+        engine.clock.advance(1)
+        await engine.feed(HandOverStarted("ocr", row.attempt_no, row.lease_id), job_id="a-0")
+        await engine.dispatcher.release_claims()
+        assert (await engine.step("ocr", "a-0")).attempt.claimed_at is not None
