@@ -17,6 +17,7 @@ MAX_JOBS = 20_000
 MAX_BYTES = 64 * 1024 * 1024
 """Of what was written or read. As objects it takes several times as much."""
 MAX_PLACES = 40_000
+MAX_ENDED, MAX_ENDED_BYTES = 200, 100_000
 
 NOWHERE, LIVE, DONE = 0, 1, 2
 
@@ -45,6 +46,7 @@ class Cache:
         self._bytes = 0
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._places: OrderedDict[str, Place] = OrderedDict()
+        self._ended: OrderedDict[str, JobView] = OrderedDict()
         self.protocols: dict[str, Protocol] = {}
 
     def place(self, job_id: str) -> Place | None:
@@ -75,12 +77,14 @@ class Cache:
 
     def forget(self, job_ids: Iterable[str]) -> None:
         for job_id in job_ids:
+            self._ended.pop(job_id, None)
             entry = self._entries.pop(job_id, None)
             if entry is not None:
                 self._bytes -= entry.size
 
     def forget_all(self) -> None:
         self._entries.clear()
+        self._ended.clear()
         self._bytes = 0
 
     def view(self, job_id: str, step_ids: Collection[str]) -> JobView | None:
@@ -97,10 +101,20 @@ class Cache:
         steps = {step_id: entry.steps[step_id] for step_id in asked if step_id in entry.steps}
         return JobView(entry.job, protocol, steps, asked, cached=True)
 
+    def whole_view(self, job_id: str) -> JobView | None:
+        """The job with all its steps, if it is known here: live, or just ended and about to be asked for."""
+        if job_id in self._ended:
+            return self._ended[job_id]
+        entry = self._entries.get(job_id)
+        if entry is None or not entry.whole or entry.job.protocol_digest not in self.protocols:
+            return None
+        steps = {step.step_id: step for step in sorted(entry.steps.values(), key=lambda step: step.index)}
+        return JobView(entry.job, self.protocols[entry.job.protocol_digest], steps)
+
     def moved(self, job: Job, steps: Collection[Step], creates: bool, size: int) -> None:
         """A decision became durable here, which took so many bytes to write down."""
         if not job.live:
-            self.forget([job.job_id])
+            self._end(job, steps)
         elif creates:
             self.put(Entry(job, {step.step_id: step for step in steps}, set(), size, whole=True))
         elif (entry := self.entry(job.job_id)) is not None and entry.job.version != job.version - 1:
@@ -113,3 +127,17 @@ class Cache:
             entry.size += size  # some of it replaces what was there: an entry looks larger than it is, and goes sooner
             self._bytes += size
             self._make_room()
+
+    def _end(self, job: Job, steps: Collection[Step]) -> None:
+        entry = self._entries.get(job.job_id)
+        is_known = entry is not None and entry.whole and entry.job.version == job.version - 1
+        view = None
+        if entry is not None and is_known and entry.size <= MAX_ENDED_BYTES:
+            entry.job = job
+            entry.steps |= {step.step_id: step for step in steps}
+            view = self.whole_view(job.job_id)
+        self.forget([job.job_id])
+        if view is not None:
+            self._ended[job.job_id] = view
+            if len(self._ended) > MAX_ENDED:
+                self._ended.popitem(last=False)
