@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from lucius.ports.errors import BusDown, LedgerDown
+
 log = structlog.get_logger(__name__)
 
 FIRST_BACKOFF = 0.1
@@ -47,9 +49,12 @@ async def supervised(
             await turn()
             turns.went_well()
             backoff = FIRST_BACKOFF
-        except Exception:
+        except Exception as failure:
             turns.failed()
             on_failure(name)
-            log.exception("loop failed, will go on", loop=name, backoff_seconds=backoff)
+            if isinstance(failure, (LedgerDown, BusDown)):  # known trouble of others: a line, not a page
+                log.warning("out of reach, will go on", loop=name, backoff_seconds=backoff, reason=str(failure))
+            else:
+                log.exception("loop failed, will go on", loop=name, backoff_seconds=backoff)
             await asyncio.sleep(random.uniform(0, backoff))
             backoff = min(backoff * 2, MAX_BACKOFF)
