@@ -47,10 +47,11 @@ class Steps:
 @pytest.fixture(scope="module")
 def kept() -> Iterator[Steps]:
     """Its processes serve one test after the other: starting one takes longer than all that is done in it."""
+    before = children()  # a server that other tests use
     steps = Steps()
     yield steps
     steps.executor.close()
-    assert children() == set(), "no process is left, and no zombie"
+    assert children() <= before, "no process is left, and no zombie"
 
 
 @pytest.fixture
