@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import chain, count
 
+import asyncpg
 import pytest
 
 from lucius.adapters.ledger_postgres import PostgresLedger
@@ -63,6 +64,15 @@ async def until(condition: Callable[[], bool]) -> None:
             if condition():
                 return
             await asyncio.sleep(0.005)
+
+
+async def until_alone(ledger: PostgresLedger) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            await ledger._wakes._greet()
+            if ledger._wakes.company.alone():
+                return
+            await asyncio.sleep(0.01)
 
 
 class TestGuard:
@@ -482,6 +492,54 @@ class TestWakes:
         here._wakes._heard_hello, here._wakes._said_hello = -2.0, -1.0
         here._wakes._leave_a_dead_line()
         await until(lambda: here._wakes._listener not in (None, deaf) and here._wakes._heard_hello > 0)
+
+    async def test_two_may_greet_at_once(self, here: PostgresLedger) -> None:
+        """Whoever begins to listen, and whoever looks by himself: they have one connection for it."""
+        here._wakes.company.sweeps = True
+        await asyncio.gather(*(here._wakes._greet() for _ in range(3)))
+
+    async def test_a_line_that_is_cut_while_we_greet_is_an_outage(
+        self, here: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Cut:
+            async def execute(self, *_: object) -> None:
+                raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
+
+        here._wakes.company.sweeps = True
+        monkeypatch.setattr(here._wakes, "_listener", Cut())
+        with pytest.raises(LedgerDown):
+            await here._wakes._greet()
+
+    async def test_whoever_is_left_alone_forgets_what_he_could_have_missed(
+        self, here: PostgresLedger, emptied_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = dispatch("j1")
+        await here.commit(first)
+        async with opened(emptied_postgres_url) as there:
+            await until(lambda: not here._wakes.company.alone())
+            await here.load("j1", fresh=True)
+            monkeypatch.setattr(there._wakes, "tell", lambda decisions, held: None)
+            await there.load("j1")
+            ended = then(first, status=JobStatus.SUCCEEDED, completed_at=2_000)
+            await there.commit(ended)
+        await until_alone(here)
+        view = await here.job("j1")
+        assert view is not None
+        assert view.job == ended.job
+
+    async def test_whoever_has_lost_his_line_is_not_alone(self, here: PostgresLedger) -> None:
+        await until_alone(here)
+        assert here._wakes._listener is not None
+        here._wakes._listener.terminate()
+        await until(lambda: not here._wakes.company.alone())
+
+    async def test_those_of_another_database_are_no_company(self, postgres: PostgresServer) -> None:
+        if not postgres.query("SELECT 1 FROM pg_database WHERE datname = 'another'"):
+            postgres.query("CREATE DATABASE another")
+        url = postgres.url("elsewhere")
+        async with opened(url) as here, opened(url.replace("/postgres?", "/another?")):
+            await here._wakes._greet()
+            assert here._wakes.company.alone()
 
     async def test_nobody_hears_himself(self, here: PostgresLedger, there: PostgresLedger) -> None:
         heard: list[Wake] = []

@@ -3,8 +3,8 @@
 import asyncio
 import random
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -87,10 +87,8 @@ class Database:
 
     async def connect(self, application_name: str = APPLICATION) -> "asyncpg.Connection[Record]":
         """A connection of one's own. Raises LedgerDown and the like."""
-        try:
+        with self.in_words():
             return await asyncpg.connect(self._dsn, **self._options(application_name))
-        except (asyncpg.PostgresError, *_GONE) as error:
-            raise translated(error, self.where) from error
 
     def _options(self, application_name: str = APPLICATION) -> dict[str, Any]:
         return {
@@ -108,6 +106,14 @@ class Database:
                     await self._pool.close()
             except (TimeoutError, asyncpg.InterfaceError):
                 self._pool.terminate()
+
+    @contextmanager
+    def in_words(self) -> Iterator[None]:
+        """For what is done with a connection of one's own: raises LedgerDown and the like."""
+        try:
+            yield
+        except (asyncpg.PostgresError, *_GONE) as error:
+            raise translated(error, self.where) from error
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:

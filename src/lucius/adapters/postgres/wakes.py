@@ -22,7 +22,7 @@ from lucius.adapters.postgres.database import Database, quoted
 from lucius.adapters.postgres.news import News
 from lucius.core.decision import Decision
 from lucius.core.model import OutboxRow
-from lucius.ports.errors import LedgerError
+from lucius.ports.errors import LedgerBusy, LedgerDown, LedgerError
 from lucius.ports.peers import ANY_LANE, Wake
 
 log = structlog.get_logger(__name__)
@@ -41,7 +41,7 @@ _NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $
 # All who listen, ourselves among them, and those of them who mind the deadlines. Whoever comes later says so.
 _LISTENERS = """
     SELECT count(*) AS n, count(*) FILTER (WHERE application_name = $2) AS sweepers FROM pg_stat_activity
-    WHERE application_name IN ($1, $2)
+    WHERE application_name IN ($1, $2) AND datname = current_database()
 """
 _POLL = "SELECT now, revision, services FROM poll_1()"
 
@@ -81,9 +81,10 @@ class Wakes:
         self._news = News()
         self._revision = 0
         self._said_hello = self._heard_hello = 0.0
-        self._said_sweeps = False
+        self._said_sweeps = self._named = False
         self._listener: asyncpg.Connection[Record] | None = None
         self._listens = asyncio.Event()
+        self._naming = asyncio.Lock()
         self._speaking: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -128,11 +129,13 @@ class Wakes:
             self._revision = 0
             try:
                 await self._say(note)
-            except LedgerError as error:
+            except (LedgerDown, LedgerBusy) as error:
                 log.info("could not tell the other processes, will try again", reason=str(error))
                 self._news.put_back(note.wake)
                 self._revision = max(self._revision, note.revision)
                 await asyncio.sleep(POLL_SECONDS / 4)
+            except LedgerError as error:
+                log.error("could not tell the other processes, they will look by themselves", reason=str(error))
 
     def _note(self, wake: Wake) -> _Note:
         return _Note(self._me, wake, self._revision, self.company.sweeps)
@@ -158,15 +161,17 @@ class Wakes:
     async def _listen_on(self, connection: "asyncpg.Connection[Record]") -> None:
         ended = asyncio.Event()
         connection.add_termination_listener(lambda _: ended.set())
-        self._listener = connection
         try:
-            await connection.add_listener(self._channel, self._heard)
+            with self._database.in_words():
+                await connection.add_listener(self._channel, self._heard)
+            self._listener = connection
             self._on_gap()  # whatever was said while nobody listened
             await self._greet()
             self._listens.set()
             await ended.wait()
         finally:
-            self._listener = None
+            self._listener, self._named = None, False
+            self.company.hear_nobody()
             connection.terminate()
 
     def _heard(self, connection: object, pid: int, channel: str, payload: object) -> None:
@@ -218,10 +223,25 @@ class Wakes:
 
     async def _greet(self) -> None:
         """So that the others know that there is somebody to tell, and we whether we hear them."""
-        if self.company.sweeps and self._listener is not None:
-            await self._listener.execute(f"SET application_name = {quoted(self._channel + SWEEPS)}")
-        there = (await self._database.rows(_LISTENERS, self._channel, self._channel + SWEEPS))[0]
-        self.company.counted(there["n"] - 1, there["sweepers"] - self.company.sweeps)
-        self._said_sweeps = self.company.sweeps
         self._said_hello = self._clock.steady()
+        self._said_sweeps = self.company.sweeps
         await self._say(self._note(NOTHING))
+        there = (await self._database.rows(_LISTENERS, self._channel, self._channel + SWEEPS))[0]
+        if self._listener is not None and self.company.counted(there["n"] - 1, there["sweepers"] - self._named):
+            self._on_gap()  # what we remember may be from the time when somebody was there
+        await self._name_the_line()
+
+    async def _name_the_line(self) -> None:
+        """It shows the others, when they count, that we mind the deadlines."""
+        async with self._naming:
+            line = self._listener
+            if line is None or self._named or not self.company.sweeps:
+                return
+            try:
+                with self._database.in_words():
+                    name = quoted(self._channel + SWEEPS)
+                    await line.execute(f"SET application_name = {name}", timeout=ECHO_SECONDS)
+            except LedgerError:
+                line.terminate()
+                raise
+            self._named = True
