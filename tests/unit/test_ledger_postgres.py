@@ -502,7 +502,10 @@ class TestWakes:
         self, here: PostgresLedger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Cut:
-            async def execute(self, *_: object) -> None:
+            def terminate(self) -> None:
+                pass
+
+            async def execute(self, *_: object, timeout: float) -> None:
                 raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
 
         here._wakes.company.sweeps = True

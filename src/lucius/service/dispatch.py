@@ -31,6 +31,7 @@ from lucius.service.ramp import Ramp
 log = structlog.get_logger(__name__)
 
 HOLD_MS: Millis = 15_000  # more than a hand-over takes; whoever dies with rows in hand keeps them from others so long
+SURELY_HELD_MS: Millis = 4_000  # the shortest hold that a taken row has, less a little
 MOST_AT_ONCE = 1_024
 
 
@@ -58,7 +59,7 @@ class Dispatcher:
         self._max_unacked = max_unacked
         self._taken: dict[str, set[str]] = {}
         self._capped: dict[str, asyncio.Lock] = {}
-        self._unclaimed: dict[str, tuple[OutboxRow, Instant]] = {}
+        self._unclaimed: dict[str, tuple[OutboxRow, Instant, Instant]] = {}
         self._ramp = Ramp(MOST_AT_ONCE, jitter)
 
     async def pull(
@@ -207,13 +208,13 @@ class Dispatcher:
 
     async def release_claims(self) -> None:
         """Give back the claims on what was surely not published; left alone they would count as handed over."""
-        for row, lost_at in list(self._unclaimed.values()):
-            if await self._is_claimed_by_us(row, lost_at):
+        for row, began_at, lost_at in list(self._unclaimed.values()):
+            if lost_at - began_at < SURELY_HELD_MS and await self._is_claimed_by_us(row, lost_at):
                 await self._release(row)
             self._unclaimed.pop(row.outbox_id, None)
 
     async def _is_claimed_by_us(self, row: OutboxRow, lost_at: Instant) -> bool:
-        """Nobody else could have the row until we lost it; a claim that is younger is of whoever has it now."""
+        """While we held the row nobody else could have it; a claim that is younger is of whoever has it now."""
         view = await self._ledger.load(row.job_id, (row.step_id,), fresh=True)
         step = view.steps.get(row.step_id) if view else None
         claimed_at = step.attempt.claimed_at if step and step.attempt.lease_id == row.lease_id else None
@@ -224,12 +225,13 @@ class Dispatcher:
 
     async def publish(self, row: OutboxRow, publisher: Publisher, timeout_seconds: float) -> bool:
         """Push one row: claim, publish, report. False if it must wait. Raises BusDown, with the claim given back."""
+        began_at = self._clock.now()
         claim = HandOverStarted(row.step_id, row.attempt_no, row.lease_id, self._caps(row))
         try:
             claimed = await self._report(row, claim)
             directive = await self._directive(row, claimed.protocol) if claimed is not None else None
         except LedgerDown:  # the claim may stand or not, but surely nothing has left us
-            self._unclaimed[row.outbox_id] = row, self._clock.now()
+            self._unclaimed[row.outbox_id] = row, began_at, self._clock.now()
             raise
         if directive is None:
             return False
@@ -239,7 +241,7 @@ class Dispatcher:
             try:
                 await self._release(row)
             except LedgerDown:
-                self._unclaimed[row.outbox_id] = row, self._clock.now()
+                self._unclaimed[row.outbox_id] = row, began_at, self._clock.now()
             raise down
         await self._report(row, report)
         return True

@@ -1,7 +1,7 @@
 """A service's side: directives of its lanes, each kept from others while it is at work here."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +13,8 @@ from lucius.adapters.bus_redis.line import CALL_SECONDS
 from lucius.contract import Directive
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+Ending = Callable[[Iterable[Place]], Awaitable[list[bool]]]
 
 _decode = msgspec.json.Decoder(Directive).decode
 
@@ -64,20 +66,23 @@ class RedisConsumer:
         return [directive for _, directive in read if directive is not None]
 
     async def settle(self, directives: Sequence[Directive]) -> list[bool]:
-        asked = [self._places.get(_key(directive), []) for directive in directives]
-        places = [place for some in asked for place in some]
-        ours = dict(zip(places, await self._group.settle(places), strict=True))
-        for directive in directives:
-            self._places.pop(_key(directive), None)
-        return [any(ours[place] for place in some) for some in asked]
+        return await self._end(directives, self._group.settle)
 
     async def give_back(self, directives: Sequence[Directive]) -> list[bool]:
-        asked = [self._places.get(_key(directive), []) for directive in directives]
-        places = [place for some in asked for place in some]
-        ours = dict(zip(places, await self._group.give_back(places), strict=True))
-        for directive in directives:
-            self._places.pop(_key(directive), None)
-        return [any(ours[place] for place in some) for some in asked]
+        return await self._end(directives, self._group.give_back)
+
+    async def _end(self, directives: Sequence[Directive], end: Ending) -> list[bool]:
+        """The same directive may come once more while this is under way; that one is not ended by it."""
+        asked = {_key(directive): list(self._places.get(_key(directive), ())) for directive in directives}
+        places = [place for some in asked.values() for place in some]
+        ours = dict(zip(places, await end(places), strict=True))
+        for key, some in asked.items():
+            left = [place for place in self._places.get(key, ()) if place not in some]
+            if left:
+                self._places[key] = left
+            else:
+                self._places.pop(key, None)
+        return [any(ours[place] for place in asked[_key(directive)]) for directive in directives]
 
     async def close(self) -> None:
         await self._group.close()

@@ -10,27 +10,34 @@ MOST_STRETCH, MOST_SWEEPERS_STRETCH = 8.0, 4.0
 class Company:
     def __init__(self, steady: Callable[[], float]) -> None:
         self._steady = steady
-        self._until = 0.0
+        self._alone = False
+        self._counted_at = -REMEMBERED_SECONDS
         self._all: dict[int, float] = {}
         self._sweepers: dict[int, float] = {}
         self._counted = self._counted_sweepers = 0
         self.sweeps = False
         """Whether this process minds the deadlines."""
 
-    def counted(self, others: int, sweepers: int) -> None:
-        """So many are there, whoever they are."""
-        self._counted, self._counted_sweepers = others, sweepers
-        if others:
-            self._until = self._steady() + REMEMBERED_SECONDS
+    def counted(self, others: int, sweepers: int) -> bool:
+        """So many listen, whoever they are. Whether we are alone now and were not before."""
+        was_alone = self.alone()
+        self._counted, self._counted_sweepers, self._counted_at = others, sweepers, self._steady()
+        self._alone = others == 0
+        return self._alone and not was_alone
 
     def meet(self, sender: int, sweeps: bool) -> None:
-        self._until = self._steady() + REMEMBERED_SECONDS
+        self._alone = False
         self._all[sender] = self._steady()
         if sweeps:
             self._sweepers[sender] = self._steady()
 
+    def hear_nobody(self) -> None:
+        """The line is gone: whoever comes now can't say so."""
+        self._alone = False
+
     def alone(self) -> bool:
-        return self._steady() > self._until
+        """Nobody else listened when they were counted, not long ago, and nobody has come since."""
+        return self._alone and self._steady() - self._counted_at < REMEMBERED_SECONDS
 
     def stretch(self) -> float:
         """How much rarer each may look: together they look twice a second, and what one finds it tells the others."""

@@ -22,7 +22,7 @@ class News:
         self._due: set[Instant] = set()
 
     def __bool__(self) -> bool:
-        return bool(self._jobs or self._ready)
+        return bool(self._jobs or self._ready or self._picked_up or self._due)
 
     def note(self, decision: Decision, held: Callable[[OutboxRow], bool]) -> None:
         """Rows that we hold are nobody else's business."""
@@ -43,12 +43,18 @@ class News:
     def take(self) -> Wake:
         """As much as one notification holds, the oldest first."""
         ids = [(job_id, self._jobs.pop(job_id)) for job_id in list(self._jobs)[:MAX_IDS]]
-        due, ready, picked_up = sorted(self._due)[:MAX_DUE], tuple(self._ready), tuple(self._picked_up)
+        due, picked_up = sorted(self._due)[:MAX_DUE], list(self._picked_up)[:MAX_LANES]
+        if len(self._ready) > MAX_LANES:
+            self._ready = {(service, ANY_LANE): None for service, _ in self._ready}
+        ready = list(self._ready)[:MAX_LANES]
         self._due.difference_update(due)
-        self._ready, self._picked_up = {}, {}
+        for name in picked_up:
+            del self._picked_up[name]
+        for pair in ready:
+            del self._ready[pair]
         return Wake(
-            ready=ready if len(ready) <= MAX_LANES else tuple({(service, ANY_LANE): None for service, _ in ready}),
-            picked_up=picked_up,
+            ready=tuple(ready),
+            picked_up=tuple(picked_up),
             changed=tuple(job_id for job_id, ended in ids if not ended),
             ended=tuple(job_id for job_id, ended in ids if ended),
             due=tuple(due),

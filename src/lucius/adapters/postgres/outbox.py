@@ -180,15 +180,15 @@ class PostgresOutbox:
 
     async def _of(self, service: str, query: PendingQuery) -> list[OutboxRow]:
         if not query.hold_ms:
-            ready = await self._ready(service, query)
+            ready = await self._all_ready(service, query)
         elif service in self._empty:
             ready = self._reserve.take(service, query.limit, lambda row: _is_wanted(row, query))
         else:
             news = self._news
-            ready = await self._ready(service, query)
+            ready = await self._all_ready(service, query)
             for row in ready:
                 self._reserve.drop(row)
-            if _are_all(ready, query.limit) and query.lanes is None and self._news == news:
+            if len(ready) < query.limit and query.lanes is None and self._news == news:
                 self._empty.add(service)
         if len(ready) < query.limit and query.later:
             ready += await self._later(service, query, query.limit - len(ready))
@@ -202,6 +202,16 @@ class PostgresOutbox:
         found = await self._database.rows(_HOLD_LATER, *values, query.now + query.hold_ms)
         if found:
             self._later_at.pop(service)
+        return found
+
+    async def _all_ready(self, service: str, query: PendingQuery) -> list[OutboxRow]:
+        """Fewer than asked for only if there are no more: one look passes over what is beyond a tenant's share."""
+        found = part = await self._ready(service, query)
+        while part and len(found) < query.limit and not _are_all(part, query.limit):
+            self._served[service, query.lanes] = part[-1].tenant_id
+            known = query.except_rows | {row.outbox_id for row in found}
+            part = await self._ready(service, replace(query, limit=query.limit - len(found), except_rows=known))
+            found = found + part
         return found
 
     async def _ready(self, service: str, query: PendingQuery) -> list[OutboxRow]:
