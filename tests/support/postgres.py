@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import asyncpg
 
+from tests.support.guard import Guard
 from tests.support.ports import free_port
 
 READY_SECONDS = 30.0
@@ -54,6 +55,7 @@ class PostgresServer:
         self._settings = SETTINGS | ({} if fsync else CARELESS) | settings
         self._folder = Path(tempfile.mkdtemp(prefix="lucius-postgres-"))
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
         shutil.chown(self._folder, self._user)
         self._run("initdb", "--auth=trust", f"--username={USER}", "--encoding=UTF8", "--locale=C", "--no-sync")
 
@@ -71,6 +73,7 @@ class PostgresServer:
                 stderr=log,
                 **self._identity(),
             )
+        self._guard = Guard(f"kill -QUIT {self._process.pid}; sleep 1; rm -rf {self._folder}")
         deadline = time.monotonic() + READY_SECONDS
         while not self._ready():
             assert self._process.poll() is None, f"PostgreSQL ended at once: {self.log.read_text()[-2000:]}"
@@ -80,10 +83,11 @@ class PostgresServer:
 
     def stop(self, *, crash: bool = False) -> None:
         """In order, or as a crash: every process ends at once, and the next start recovers from the log."""
-        if self._process is not None:
+        if self._process is not None and self._guard is not None:
             self._process.send_signal(signal.SIGQUIT if crash else signal.SIGINT)
             self._process.wait(READY_SECONDS)
-            self._process = None
+            self._guard.dismiss()
+            self._process = self._guard = None
 
     def restart(self, *, crash: bool = False) -> None:
         self.stop(crash=crash)

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Self
 
+from tests.support.guard import Guard
 from tests.support.ports import free_port
 
 READY_SECONDS = 10.0
@@ -23,6 +24,7 @@ class RedisServer:
         self._durable = durable
         self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
 
     @property
     def port(self) -> int:
@@ -36,6 +38,7 @@ class RedisServer:
         command = [str(_binary()), "--port", str(self._port), "--bind", "127.0.0.1", "--save", ""]
         keeping = ["--appendonly", "yes", "--appendfsync", "always"] if self._durable else ["--appendonly", "no"]
         self._process = subprocess.Popen([*command, *keeping, "--dir", str(self._folder)], stdout=subprocess.DEVNULL)
+        self._guard = Guard(f"kill -KILL {self._process.pid}")
         deadline = time.monotonic() + READY_SECONDS
         while not self._answers():
             assert self._process.poll() is None, "the server ended at once"
@@ -49,10 +52,11 @@ class RedisServer:
 
     def stop(self) -> None:
         """kill -9: what it knew is gone, unless it is durable."""
-        if self._process is not None:
+        if self._process is not None and self._guard is not None:
             self._process.kill()
             self._process.wait()
-            self._process = None
+            self._guard.dismiss()
+            self._process = self._guard = None
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
