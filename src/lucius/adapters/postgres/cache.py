@@ -101,15 +101,9 @@ class Cache:
         steps = {step_id: entry.steps[step_id] for step_id in asked if step_id in entry.steps}
         return JobView(entry.job, protocol, steps, asked, cached=True)
 
-    def whole_view(self, job_id: str) -> JobView | None:
-        """The job with all its steps, if it is known here: live, or just ended and about to be asked for."""
-        if job_id in self._ended:
-            return self._ended[job_id]
-        entry = self._entries.get(job_id)
-        if entry is None or not entry.whole or entry.job.protocol_digest not in self.protocols:
-            return None
-        steps = {step.step_id: step for step in sorted(entry.steps.values(), key=lambda step: step.index)}
-        return JobView(entry.job, self.protocols[entry.job.protocol_digest], steps)
+    def ended(self, job_id: str) -> JobView | None:
+        """The job with all its steps, if it ended here a moment ago: somebody is about to ask for it."""
+        return self._ended.get(job_id)
 
     def moved(self, job: Job, steps: Collection[Step], creates: bool, size: int) -> None:
         """A decision became durable here, which took so many bytes to write down."""
@@ -130,14 +124,11 @@ class Cache:
 
     def _end(self, job: Job, steps: Collection[Step]) -> None:
         entry = self._entries.get(job.job_id)
-        is_known = entry is not None and entry.whole and entry.job.version == job.version - 1
-        view = None
-        if entry is not None and is_known and entry.size <= MAX_ENDED_BYTES:
-            entry.job = job
-            entry.steps |= {step.step_id: step for step in steps}
-            view = self.whole_view(job.job_id)
         self.forget([job.job_id])
-        if view is not None:
-            self._ended[job.job_id] = view
-            if len(self._ended) > MAX_ENDED:
-                self._ended.popitem(last=False)
+        if entry is None or not entry.whole or entry.job.version != job.version - 1 or entry.size > MAX_ENDED_BYTES:
+            return
+        known = (entry.steps | {step.step_id: step for step in steps}).values()
+        in_order = {step.step_id: step for step in sorted(known, key=lambda step: step.index)}
+        self._ended[job.job_id] = JobView(job, self.protocols[job.protocol_digest], in_order, cached=True)
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
