@@ -102,34 +102,6 @@ class TestGuard:
         assert fresh is not None
         assert (fresh.job, fresh.steps, fresh.cached) == (first.job, view.steps, False)
 
-    async def test_whoever_is_alone_remembers_how_his_jobs_ended(
-        self, here: PostgresLedger, emptied_postgres_url: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        await until_alone(here)
-        first = dispatch("j1")
-        done = step("j1", status=StepStatus.SUCCEEDED)
-        ended = then(first, status=JobStatus.SUCCEEDED, active=(), steps=(done,), completed_at=2_000)
-        for decision in (first, ended):
-            await here.commit(decision)
-        with monkeypatch.context() as asking:
-            asking.setattr(here._database, "rows", _must_not_be_asked)
-            view = await here.load("j1")
-        assert view is not None
-        assert (view.job, view.steps, view.asked, view.cached) == (ended.job, {"ocr": done}, None, True)
-        fresh = await here.load("j1", fresh=True)
-        assert fresh is not None
-        assert not fresh.cached
-        late = then(ended, event_seq=9)
-        await here.commit(late)
-        view = await here.load("j1")
-        assert view is not None
-        assert view.job == late.job
-        async with opened(emptied_postgres_url):
-            await until(lambda: not here._wakes.company.alone())
-            view = await here.load("j1")
-        assert view is not None
-        assert not view.cached
-
     async def test_a_step_that_was_never_asked_for_is_fetched(
         self, here: PostgresLedger, there: PostgresLedger
     ) -> None:

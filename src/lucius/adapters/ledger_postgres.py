@@ -90,8 +90,6 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
 
     async def load(self, job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
         cached = None if fresh else self._cache.view(job_id, step_ids)
-        if cached is None and not fresh and self._wakes.company.alone():
-            cached = self._cache.ended(job_id)
         return cached or await self._loads.view(job_id, step_ids)
 
     async def accepted(self, tenant_id: str, key: str) -> IdempotencyRow | None:

@@ -32,15 +32,10 @@ class Queries:
 
     async def job(self, job_id: str, who: Principal, wait_seconds: float = 0) -> JobAnswer:
         """The job; with a wait, as soon as it has ended or the time is over."""
-        view = await self._awaited(job_id, who, wait_seconds) if wait_seconds > 0 else None
-        view = view or await self._view(job_id, who)
+        if wait_seconds > 0:
+            await self._await_end(job_id, who, wait_seconds)
+        view = await self._view(job_id, who)
         return job_view(view, await self._explainer(view.job))
-
-    async def _awaited(self, job_id: str, who: Principal, seconds: float) -> JobView | None:
-        """The job as it ended, if it did and that is still known here with every step."""
-        await self._await_end(job_id, who, seconds)
-        view = _seen(await self._ledger.load(job_id), job_id, who)
-        return view if view.asked is None and not view.job.live else None
 
     async def _await_end(self, job_id: str, who: Principal, seconds: float) -> None:
         """Woken by the commit that ends it; now and then it looks all the same, as that may be another process's."""

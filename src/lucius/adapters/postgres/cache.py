@@ -17,7 +17,6 @@ MAX_JOBS = 20_000
 MAX_BYTES = 64 * 1024 * 1024
 """Of what was written or read. As objects it takes several times as much."""
 MAX_PLACES = 40_000
-MAX_ENDED, MAX_ENDED_BYTES = 200, 100_000
 
 NOWHERE, LIVE, DONE = 0, 1, 2
 
@@ -46,7 +45,6 @@ class Cache:
         self._bytes = 0
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._places: OrderedDict[str, Place] = OrderedDict()
-        self._ended: OrderedDict[str, JobView] = OrderedDict()
         self.protocols: dict[str, Protocol] = {}
 
     def place(self, job_id: str) -> Place | None:
@@ -77,14 +75,12 @@ class Cache:
 
     def forget(self, job_ids: Iterable[str]) -> None:
         for job_id in job_ids:
-            self._ended.pop(job_id, None)
             entry = self._entries.pop(job_id, None)
             if entry is not None:
                 self._bytes -= entry.size
 
     def forget_all(self) -> None:
         self._entries.clear()
-        self._ended.clear()
         self._bytes = 0
 
     def view(self, job_id: str, step_ids: Collection[str]) -> JobView | None:
@@ -101,14 +97,10 @@ class Cache:
         steps = {step_id: entry.steps[step_id] for step_id in asked if step_id in entry.steps}
         return JobView(entry.job, protocol, steps, asked, cached=True)
 
-    def ended(self, job_id: str) -> JobView | None:
-        """The job with all its steps, if it ended here a moment ago: somebody is about to ask for it."""
-        return self._ended.get(job_id)
-
     def moved(self, job: Job, steps: Collection[Step], creates: bool, size: int) -> None:
         """A decision became durable here, which took so many bytes to write down."""
         if not job.live:
-            self._end(job, steps)
+            self.forget([job.job_id])
         elif creates:
             self.put(Entry(job, {step.step_id: step for step in steps}, set(), size, whole=True))
         elif (entry := self.entry(job.job_id)) is not None and entry.job.version != job.version - 1:
@@ -121,14 +113,3 @@ class Cache:
             entry.size += size  # some of it replaces what was there: an entry looks larger than it is, and goes sooner
             self._bytes += size
             self._make_room()
-
-    def _end(self, job: Job, steps: Collection[Step]) -> None:
-        entry = self._entries.get(job.job_id)
-        self.forget([job.job_id])
-        if entry is None or not entry.whole or entry.job.version != job.version - 1 or entry.size > MAX_ENDED_BYTES:
-            return
-        known = (entry.steps | {step.step_id: step for step in steps}).values()
-        in_order = {step.step_id: step for step in sorted(known, key=lambda step: step.index)}
-        self._ended[job.job_id] = JobView(job, self.protocols[job.protocol_digest], in_order, cached=True)
-        if len(self._ended) > MAX_ENDED:
-            self._ended.popitem(last=False)
