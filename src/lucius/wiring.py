@@ -42,7 +42,7 @@ from lucius.ports.config import ConfigSource
 from lucius.ports.errors import CallRefused
 from lucius.ports.gates import Gate
 from lucius.ports.ledger import Ledger, Outbox, Reader, ReviewReader
-from lucius.ports.peers import Presence, SharedSecrets, Wake
+from lucius.ports.peers import MOST_STRETCH, Presence, SharedSecrets, Wake
 from lucius.ports.protocols import ProtocolStore
 from lucius.service.acts import Limits
 from lucius.service.admission import Admission
@@ -254,6 +254,8 @@ def build(
     drain = drain or Drain()
     shared = store.presence is not None
     hub, metrics = Hub(clock if shared else None), Metrics(store, clock)
+    if store.presence is not None:
+        hub.stretch = store.presence.stretch
     jobs = Jobs(store, clock, env)
     signer = TokenSigner(_token_secrets(settings))
     config = ConfigFile(settings.config_path)
@@ -372,7 +374,8 @@ def _engine(
         jitter=env.jitter,
     )
     intervals = (settings.sweep_interval, settings.repair_interval, settings.outbox_retry_interval)
-    quiet_seconds = QUIET_SECONDS + max(*intervals, settings.publish_timeout)
+    rarer = MOST_STRETCH if store.presence else 1
+    quiet_seconds = QUIET_SECONDS + rarer * max(*intervals, settings.publish_timeout)
     if publisher is None:
         return EmbeddedEngine(sweeper, None, calls, notices, metrics.loop_failed, quiet_seconds)
     relay = Relay(

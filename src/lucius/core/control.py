@@ -277,7 +277,7 @@ def _adopt_now(draft: Draft, step: Step, asked: Adopt) -> None:
         ended = replace(ended, ended_at=draft.now, outcome=AttemptOutcome.FENCED)
     if unsent:
         draft.put_row(step, OutboxStatus.SENT if step.attempt.claimed_at is not None else OutboxStatus.WITHDRAWN)
-    draft.supersede(replace(step, attempt=replace(ended, claimed_at=None)))
+    draft.supersede(replace(step, attempt=replace(ended, claimed_at=None, claimed_by="")))
     done = draft.change_step(
         step,
         status=StepStatus.SUCCEEDED,

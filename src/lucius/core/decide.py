@@ -160,7 +160,7 @@ def _hand_over_started(draft: Draft, report: HandOverStarted) -> Reply:
     if step is None or step.attempt.claimed_at is not None or containers.is_doomed(draft, step):
         return Ignored("this attempt does not wait to be handed over")
     draft.caps = (*draft.caps, *report.caps)
-    tasks.claim(draft, step)
+    tasks.claim(draft, step, report.by)
     return Applied()
 
 

@@ -37,6 +37,7 @@ class HandOverStarted(Struct, frozen=True):
     attempt_no: int
     lease_id: str
     caps: tuple[Cap, ...] = ()
+    by: str = ""
 
 
 class HandOverReleased(Struct, frozen=True):

@@ -192,6 +192,7 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     outbox_id: str
     created_at: Instant
     claimed_at: Instant | None = None
+    claimed_by: str = ""
     handed_over_at: Instant | None = None
     ack_deadline: Instant | None = None
     picked_up_at: Instant | None = None

@@ -71,7 +71,9 @@ def repair(draft: Draft, step: Step) -> None:
 def hand_over(draft: Draft, step: Step) -> Step:
     """DISPATCHING → INITIATED: it has left us, and the ACK clock starts."""
     deadline = _ack_deadline(draft, step)
-    attempt = replace(step.attempt, handed_over_at=draft.now, ack_deadline=deadline, claimed_at=None, held=False)
+    attempt = replace(
+        step.attempt, handed_over_at=draft.now, ack_deadline=deadline, claimed_at=None, claimed_by="", held=False
+    )
     changed = draft.change_step(step, status=StepStatus.INITIATED, attempt=attempt)
     draft.put_row(changed, OutboxStatus.SENT)
     draft.emit("STEP_HANDED_OVER", changed)
@@ -84,12 +86,12 @@ def _ack_deadline(draft: Draft, step: Step) -> Instant:
     return draft.now + (draft.spec(step).ack_timeout_ms or draft.env.defaults.ack_timeout_ms)
 
 
-def claim(draft: Draft, step: Step) -> None:
+def claim(draft: Draft, step: Step, by: str) -> None:
     """A publish is about to start. Should we die in it, the outcome is unknown and counts as handed over.
 
     The directive is written now, so the deadline that it names is stamped now; hand-over stamps the one that counts.
     """
-    claimed = replace(step.attempt, claimed_at=draft.now, ack_deadline=_ack_deadline(draft, step))
+    claimed = replace(step.attempt, claimed_at=draft.now, claimed_by=by, ack_deadline=_ack_deadline(draft, step))
     changed = draft.change_step(step, attempt=claimed)
     draft.put_row(changed, OutboxStatus.PENDING)
 
@@ -102,7 +104,7 @@ def hold(draft: Draft, step: Step, *, held: bool) -> None:
 
 def release(draft: Draft, step: Step) -> None:
     """The publish surely did not happen: the row waits as before."""
-    changed = draft.change_step(step, attempt=replace(step.attempt, claimed_at=None, ack_deadline=None))
+    changed = draft.change_step(step, attempt=replace(step.attempt, claimed_at=None, claimed_by="", ack_deadline=None))
     draft.put_row(changed, OutboxStatus.PENDING)
 
 
@@ -162,7 +164,7 @@ def fail_as_reported(draft: Draft, step: Step, said: Failed, digest: str) -> Non
 
 
 def fail_hand_over(draft: Draft, step: Step, error: ErrorInfo) -> None:
-    step = replace(step, attempt=replace(step.attempt, claimed_at=None, ack_deadline=None, held=False))
+    step = replace(step, attempt=replace(step.attempt, claimed_at=None, claimed_by="", ack_deadline=None, held=False))
     _end_attempt(draft, step, AttemptOutcome.HANDOVER_FAILED, error, FailureClass.TRANSIENT)
 
 
@@ -276,7 +278,7 @@ def fence(
     changed = draft.change_step(
         step,
         status=status,
-        attempt=replace(attempt, claimed_at=None),
+        attempt=replace(attempt, claimed_at=None, claimed_by=""),
         last_error=error or step.last_error,
         retry_at=None,
         wake_at=None,

@@ -281,7 +281,7 @@ class CallRunner:
 
     async def _wait_for_more(self, seen: int) -> None:
         """Until a row comes, a host opens, something went wrong, or it is time to look all the same."""
-        seconds = self._retry_interval
+        seconds = self._retry_interval * self._hub.stretch()
         if self._opens_at is not None:
             seconds = min(seconds, max(0.0, (self._opens_at - self._clock.now()) / 1000))
         look = asyncio.ensure_future(self._look.wait())

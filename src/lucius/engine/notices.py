@@ -75,7 +75,7 @@ class NoticeRunner:
     async def _wait_for_more(self, seen: int) -> None:
         look = asyncio.ensure_future(self._look.wait())
         try:
-            await self._hub.wait_for_row(WEBHOOK_SERVICE, self._interval, seen, gone=look)
+            await self._hub.wait_for_row(WEBHOOK_SERVICE, self._interval * self._hub.stretch(), seen, gone=look)
         finally:
             look.cancel()
 

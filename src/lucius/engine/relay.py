@@ -122,7 +122,7 @@ class Relay:
 
     async def _wait_for_more(self) -> None:
         try:
-            async with asyncio.timeout(self._retry_interval):
+            async with asyncio.timeout(self._retry_interval * self._hub.stretch()):
                 await self._hub.relay.wait()
         except TimeoutError:
             pass  # look again all the same: a wake-up from another process may not have reached us

@@ -9,6 +9,7 @@ from lucius.core.model import Instant, Millis
 ANY_LANE = -1
 NEAR_MS: Millis = 2_500
 """A deadline so near may come before somebody looks by himself: a little more than the pause between two looks."""
+MOST_STRETCH = 4.0
 
 
 class Wake(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,7 +38,10 @@ class Presence(Protocol):
         """When an engine was at work last, for those who run none; None if there never was one."""
 
     def stretch(self) -> float:
-        """How many times rarer each of the processes that are there may look than one alone would have to."""
+        """How many times rarer each of the processes that are there may look than one alone would have to.
+
+        At most MOST_STRETCH.
+        """
 
 
 class SharedSecrets(Protocol):

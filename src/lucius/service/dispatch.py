@@ -6,6 +6,7 @@ service's un-ACKed directives, and over it a row simply stays PENDING.
 
 import asyncio
 import random
+import secrets
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
@@ -16,7 +17,7 @@ from lucius.contract import Directive
 from lucius.core.decide import unacked_counter
 from lucius.core.decision import Applied, Decision
 from lucius.core.inputs import Cap, HandedOver, HandOverFailed, HandOverReleased, HandOverStarted, Input
-from lucius.core.model import ErrorInfo, Instant, Millis, OutboxRow
+from lucius.core.model import ErrorInfo, Millis, OutboxRow
 from lucius.core.protocol import OF_THE_ENGINE, Protocol
 from lucius.ports.bus import Publisher
 from lucius.ports.clock import Clock
@@ -31,7 +32,6 @@ from lucius.service.ramp import Ramp
 log = structlog.get_logger(__name__)
 
 HOLD_MS: Millis = 15_000  # more than a hand-over takes; whoever dies with rows in hand keeps them from others so long
-SURELY_HELD_MS: Millis = 4_000  # the shortest hold that a taken row has, less a little
 MOST_AT_ONCE = 1_024
 
 
@@ -59,8 +59,9 @@ class Dispatcher:
         self._max_unacked = max_unacked
         self._taken: dict[str, set[str]] = {}
         self._capped: dict[str, asyncio.Lock] = {}
-        self._unclaimed: dict[str, tuple[OutboxRow, Instant, Instant]] = {}
+        self._unclaimed: dict[str, OutboxRow] = {}
         self._ramp = Ramp(MOST_AT_ONCE, jitter)
+        self._me = secrets.token_hex(6)
 
     async def pull(
         self,
@@ -208,30 +209,28 @@ class Dispatcher:
 
     async def release_claims(self) -> None:
         """Give back the claims on what was surely not published; left alone they would count as handed over."""
-        for row, began_at, lost_at in list(self._unclaimed.values()):
-            if lost_at - began_at < SURELY_HELD_MS and await self._is_claimed_by_us(row, lost_at):
+        for row in list(self._unclaimed.values()):
+            if await self._is_claimed_by_us(row):
                 await self._release(row)
             self._unclaimed.pop(row.outbox_id, None)
 
-    async def _is_claimed_by_us(self, row: OutboxRow, lost_at: Instant) -> bool:
-        """While we held the row nobody else could have it; a claim that is younger is of whoever has it now."""
+    async def _is_claimed_by_us(self, row: OutboxRow) -> bool:
+        """A crash of the ledger may lose holds, so another may have claimed the row as well, and published it."""
         view = await self._ledger.load(row.job_id, (row.step_id,), fresh=True)
-        step = view.steps.get(row.step_id) if view else None
-        claimed_at = step.attempt.claimed_at if step and step.attempt.lease_id == row.lease_id else None
-        return claimed_at is not None and claimed_at <= lost_at
+        attempt = view.steps[row.step_id].attempt if view and row.step_id in view.steps else None
+        return attempt is not None and (attempt.lease_id, attempt.claimed_by) == (row.lease_id, self._me)
 
     async def _release(self, row: OutboxRow) -> None:
         await self._report(row, HandOverReleased(row.step_id, row.attempt_no, row.lease_id))
 
     async def publish(self, row: OutboxRow, publisher: Publisher, timeout_seconds: float) -> bool:
         """Push one row: claim, publish, report. False if it must wait. Raises BusDown, with the claim given back."""
-        began_at = self._clock.now()
-        claim = HandOverStarted(row.step_id, row.attempt_no, row.lease_id, self._caps(row))
+        claim = HandOverStarted(row.step_id, row.attempt_no, row.lease_id, self._caps(row), by=self._me)
         try:
             claimed = await self._report(row, claim)
             directive = await self._directive(row, claimed.protocol) if claimed is not None else None
         except LedgerDown:  # the claim may stand or not, but surely nothing has left us
-            self._unclaimed[row.outbox_id] = row, began_at, self._clock.now()
+            self._unclaimed[row.outbox_id] = row
             raise
         if directive is None:
             return False
@@ -241,7 +240,7 @@ class Dispatcher:
             try:
                 await self._release(row)
             except LedgerDown:
-                self._unclaimed[row.outbox_id] = row, began_at, self._clock.now()
+                self._unclaimed[row.outbox_id] = row
             raise down
         await self._report(row, report)
         return True

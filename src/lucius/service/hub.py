@@ -42,6 +42,8 @@ class Hub:
         self.closed = False
         self.relays = False
         self.observers: list[Callable[[Decision], None]] = []
+        self.stretch: Callable[[], float] = lambda: 1.0
+        """How many times rarer a look in case nobody woke us may be, as others look, too."""
 
     def committed(self, decision: Decision) -> None:
         for row in decision.outbox:

@@ -231,7 +231,6 @@ class TestClaims:
             away.setattr(engine.ledger, "commit", lost)
             with pytest.raises(LedgerDown):
                 await engine.dispatcher.publish(row, bus, 1)
-        engine.clock.advance(1)
-        await engine.feed(HandOverStarted("ocr", row.attempt_no, row.lease_id), job_id="a-0")
+        await engine.feed(HandOverStarted("ocr", row.attempt_no, row.lease_id, by="another"), job_id="a-0")
         await engine.dispatcher.release_claims()
         assert (await engine.step("ocr", "a-0")).attempt.claimed_at is not None

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+from lucius.ports.peers import MOST_STRETCH
+
 REMEMBERED_SECONDS = 150.0
 LOOKERS = 4
-MOST_STRETCH, MOST_SWEEPERS_STRETCH = 8.0, 4.0
+MOST_POLL_STRETCH = 8.0
 
 
 class Company:
@@ -41,11 +43,11 @@ class Company:
 
     def stretch(self) -> float:
         """How much rarer each may look: together they look twice a second, and what one finds it tells the others."""
-        return min(self._shared_by(self._all, self._counted), MOST_STRETCH)
+        return min(self._shared_by(self._all, self._counted), MOST_POLL_STRETCH)
 
     def sweepers_stretch(self) -> float:
         """The same of those who mind the deadlines."""
-        return min(self._shared_by(self._sweepers, self._counted_sweepers), MOST_SWEEPERS_STRETCH)
+        return min(self._shared_by(self._sweepers, self._counted_sweepers), MOST_STRETCH)
 
     def _shared_by(self, seen: dict[int, float], counted: int) -> float:
         if self.alone():
