@@ -26,7 +26,6 @@ from lucius.settings import load_settings
 from lucius.wiring import open_runtime
 
 PROCESSES = 8
-SETTLED_SECONDS = 6.0  # after which a start's own work is over, and all know of each other
 
 CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lucius'"
 TRANSACTIONS = "SELECT sum(xact_commit) FROM pg_stat_database"  # sessions report now and then
@@ -74,7 +73,8 @@ class Cost(Struct, frozen=True):
         )
 
 
-def cost(server: Server, ledger_url: str, replicas: int, seconds: float) -> Cost:
+def cost(server: Server, ledger_url: str, replicas: int, settled_seconds: float, seconds: float) -> Cost:
+    """Measured when a start's own work is over: all know of each other, and connections it needed are closed."""
     with ExitStack() as running:
         shares = [replicas // PROCESSES + (n < replicas % PROCESSES) for n in range(min(PROCESSES, replicas))]
         clients = [running.enter_context(idle_process(ledger_url, share)) for share in shares]
@@ -82,7 +82,7 @@ def cost(server: Server, ledger_url: str, replicas: int, seconds: float) -> Cost
             assert client.stdout is not None
             if client.stdout.readline() != b"ready\n":
                 raise SystemExit("an idle replica did not start")
-        time.sleep(SETTLED_SECONDS)
+        time.sleep(settled_seconds)
         pids = [client.pid for client in clients]
         began, transactions = time.monotonic(), server.ask(TRANSACTIONS)
         before = cpu_seconds(pids), cpu_seconds([server.pid])

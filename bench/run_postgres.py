@@ -50,11 +50,14 @@ class Sizes(Struct, frozen=True, kw_only=True):
     finished: int
     live: int
     replicas: int = 64
+    settled_seconds: float = 45.0
     idle_seconds: float = 20.0
     waiting: int = 10_000
 
 
-QUICK = Sizes(runs=1, seconds=1.0, finished=2_000, live=100, replicas=2, idle_seconds=1.0, waiting=100)
+QUICK = Sizes(
+    runs=1, seconds=1.0, finished=2_000, live=100, replicas=2, settled_seconds=1.0, idle_seconds=1.0, waiting=100
+)
 
 
 class Bench(Struct):
@@ -131,7 +134,7 @@ def idle(bench: Bench) -> None:
     for jobs in (0, sizes.waiting):
         if jobs:
             write_history(url, 0, jobs)
-        found = cost(bench.server, url, sizes.replicas, sizes.idle_seconds)
+        found = cost(bench.server, url, sizes.replicas, sizes.settled_seconds, sizes.idle_seconds)
         said = f"{sizes.replicas} idle replicas, {jobs:,} jobs waiting: {found.share:.1%} of a core, {found}"
         bench.bar(found.share < IDLE_BAR, f"{said}; under {IDLE_BAR:.0%}")
     bench.server.drop(name)

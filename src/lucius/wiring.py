@@ -375,7 +375,7 @@ def _engine(
     )
     intervals = (settings.sweep_interval, settings.repair_interval, settings.outbox_retry_interval)
     rarer = MOST_STRETCH if store.presence else 1
-    quiet_seconds = QUIET_SECONDS + rarer * max(*intervals, settings.publish_timeout)
+    quiet_seconds = QUIET_SECONDS + rarer * max(*intervals, 3 * settings.publish_timeout)
     if publisher is None:
         return EmbeddedEngine(sweeper, None, calls, notices, metrics.loop_failed, quiet_seconds)
     relay = Relay(

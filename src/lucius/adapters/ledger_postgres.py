@@ -57,7 +57,7 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
             database, clock, me, on_wake=self._woken, on_gap=self._missed_some, on_revision=self._heard_revision
         )
         self._outbox.alone = self._wakes.company.alone
-        self.presence: Presence | None = PostgresPresence(database, self._wakes.company)
+        self.presence: Presence | None = PostgresPresence(database, self._wakes.company, self._outbox.nothing_due)
         self._revision = 0
         self._releases: set[asyncio.Task[None]] = set()
 

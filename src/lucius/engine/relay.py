@@ -67,7 +67,7 @@ class Relay:
 
     async def claims_turn(self) -> None:
         await self.settle_claims()
-        await asyncio.sleep(self._publish_timeout * (3 if self._shared else 1))
+        await asyncio.sleep(self._publish_timeout * (3 * self._hub.stretch() if self._shared else 1))
 
     async def settle_claims(self) -> None:
         """Rows that nobody publishes any more: their outcome is unknown, so they count as handed over."""

@@ -64,7 +64,7 @@ class Sweeper:
 
     async def repair_turn(self) -> None:
         await self.repair()
-        await asyncio.sleep(self._repair_interval)
+        await asyncio.sleep(self._repair_interval * self._presence.stretch())
 
     async def sweep(self) -> int:
         """Act on every job that is due now. Answers how many moved."""

@@ -16,6 +16,7 @@ from lucius.adapters.postgres.schema import MIGRATIONS, Migration
 from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerDown, LedgerError, LedgerFull, LedgerTooNew
 
 CONNECT_SECONDS = 5.0
+IDLE_SECONDS = 120.0  # opening one costs as much as many looks
 COMMAND_SECONDS = 30.0
 PATIENCE_SECONDS = 5.0
 """How long somebody who reads waits for a server that is being restarted, before he is told that it is down."""
@@ -73,7 +74,7 @@ class Database:
                 self._dsn,
                 min_size=0,
                 max_size=self._connections,
-                max_inactive_connection_lifetime=30,
+                max_inactive_connection_lifetime=IDLE_SECONDS,
                 reset=_leave_as_it_is,
                 **self._options(),
             )

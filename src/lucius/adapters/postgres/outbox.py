@@ -94,6 +94,7 @@ class PostgresOutbox:
         self._later_at: dict[str, Instant] = {}
         self._turn = 0
         self._turns: dict[str, int] = {}
+        self._nothing_due_until: Instant | None = None
         self.awaited: Callable[[str, int], bool] = lambda service, lane: False
         """Whether somebody in this process waits for a row like this."""
         self.alone: Callable[[], bool] = lambda: False
@@ -240,7 +241,14 @@ class PostgresOutbox:
             async with self._database.connection() as connection:  # at most once: by then it may be taken again
                 await connection.execute(_PUT_BACK, *ids, self._me)
 
+    def nothing_due(self, until: Instant) -> None:
+        """As of just now: the next look is spared, and only that."""
+        self._nothing_due_until = until
+
     async def due(self, now: Instant, limit: int, hold_ms: Millis = 0) -> list[str]:
+        spared, self._nothing_due_until = self._nothing_due_until, None
+        if spared is not None and now <= spared:
+            return []
         if hold_ms:
             found = await self._database.rows(_TAKE_DUE, now, limit, self._me, now + hold_ms)
         else:

@@ -80,7 +80,7 @@ class Wakes:
         self.company = Company(clock.steady)
         self._news = News()
         self._revision = 0
-        self._said_hello = self._heard_hello = 0.0
+        self._said_hello = self._heard_hello = self._counted = 0.0
         self._said_sweeps = self._named = False
         self._listener: asyncpg.Connection[Record] | None = None
         self._listens = asyncio.Event()
@@ -195,9 +195,7 @@ class Wakes:
             try:
                 await self.look()
                 self._leave_a_dead_line()
-                is_news = self.company.sweeps and not self._said_sweeps
-                if is_news or self._clock.steady() - self._said_hello > HELLO_SECONDS:
-                    await self._greet()
+                await self._keep_company()
             except LedgerError as error:
                 log.info("could not look at the ledger", reason=str(error))
             except Exception:
@@ -221,15 +219,27 @@ class Wakes:
             log.warning("the line to the other processes is dead, taking another")
             self._listener.terminate()
 
+    async def _keep_company(self) -> None:
+        """Each hello wakes all others: the more there are, the more seldom they say it."""
+        now, is_news = self._clock.steady(), self.company.sweeps and not self._said_sweeps
+        if is_news or now - self._said_hello > HELLO_SECONDS * self.company.stretch():
+            await self._greet()
+        elif now - self._counted > HELLO_SECONDS:
+            await self._count()
+
     async def _greet(self) -> None:
         """So that the others know that there is somebody to tell, and we whether we hear them."""
         self._said_hello = self._clock.steady()
         self._said_sweeps = self.company.sweeps
         await self._say(self._note(NOTHING))
+        await self._count()
+        await self._name_the_line()
+
+    async def _count(self) -> None:
+        self._counted = self._clock.steady()
         there = (await self._database.rows(_LISTENERS, self._channel, self._channel + SWEEPS))[0]
         if self._listener is not None and self.company.counted(there["n"] - 1, there["sweepers"] - self._named):
             self._on_gap()  # what we remember may be from the time when somebody was there
-        await self._name_the_line()
 
     async def _name_the_line(self) -> None:
         """It shows the others, when they count, that we mind the deadlines."""
