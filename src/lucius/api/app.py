@@ -1,6 +1,7 @@
 """The application: `create_app` is what uvicorn's factory option names."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -94,8 +95,16 @@ async def _from_environment() -> AsyncIterator[Runtime]:
             runtime.drain.start_clock(settings.drain_seconds)
             runtime.hub.close()
 
+        collect_less()
         with on_stop_signals(let_go):
             yield runtime
+
+
+def collect_less() -> None:
+    """What was made until now stays, and requests make no cycles: looking for them took a tenth of our time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000, 20, 20)
 
 
 def _lifespan(opener: Opener) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 import structlog
 import uvicorn
 
-from lucius.api.app import create_app, health_app
+from lucius.api.app import collect_less, create_app, health_app
 from lucius.cli.errors import CliError, Misused
 from lucius.drain import Drain
 from lucius.observability.readiness import Role
@@ -68,6 +68,7 @@ async def serving(
             timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
         )
         server = _Server(config)
+        collect_less()
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield task
