@@ -1,5 +1,6 @@
 """Settings: read once from the environment, frozen, and passed on. The names are part of the contract."""
 
+import base64
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +25,19 @@ class Settings(Struct, frozen=True, kw_only=True):
     ledger_url: str = ""
     bus_url: str = "local:"
     gate_url: str = ""
-    engine: Literal["embedded"] = "embedded"
+    engine: Literal["embedded", "temporal"] = "embedded"
+    temporal_address: str = "127.0.0.1:7233"
+    temporal_namespace: str = "default"
+    temporal_task_queue: str = "lucius"
+    temporal_api_key: str = ""
+    temporal_tls: bool = False
+    temporal_ca_file: Path | None = None
+    temporal_cert_file: Path | None = None
+    temporal_key_file: Path | None = None
+    temporal_server_name: str = ""
+    temporal_keys: dict[str, bytes] = field(default_factory=dict)
+    temporal_search_attributes: bool = True
+    temporal_down: Literal["accept", "refuse"] = "accept"
     api_engine: bool = True
     drain_delay: float = 0.0
     drain_seconds: float = DRAIN_SECONDS
@@ -85,7 +98,19 @@ def load_settings(env: Mapping[str, str] = os.environ, **overrides: object) -> S
         "ledger_url": read.text("LUCIUS_LEDGER_URL", f"sqlite:///{data_dir / 'ledger.db'}"),
         "bus_url": read.text("LUCIUS_BUS_URL", "local:"),
         "gate_url": read.text("LUCIUS_GATE_URL", ""),
-        "engine": read.choice("LUCIUS_ENGINE", "embedded", ("embedded",)),
+        "engine": read.choice("LUCIUS_ENGINE", "embedded", ("embedded", "temporal")),
+        "temporal_address": read.text("LUCIUS_TEMPORAL_ADDRESS", "127.0.0.1:7233"),
+        "temporal_namespace": read.text("LUCIUS_TEMPORAL_NAMESPACE", "default"),
+        "temporal_task_queue": read.text("LUCIUS_TEMPORAL_TASK_QUEUE", "lucius"),
+        "temporal_api_key": read.text("LUCIUS_TEMPORAL_API_KEY", ""),
+        "temporal_tls": read.choice("LUCIUS_TEMPORAL_TLS", "off", ("on", "off")) == "on",
+        "temporal_ca_file": read.path("LUCIUS_TEMPORAL_CA_FILE"),
+        "temporal_cert_file": read.path("LUCIUS_TEMPORAL_CERT_FILE"),
+        "temporal_key_file": read.path("LUCIUS_TEMPORAL_KEY_FILE"),
+        "temporal_server_name": read.text("LUCIUS_TEMPORAL_SERVER_NAME", ""),
+        "temporal_keys": read.keys("LUCIUS_TEMPORAL_KEYS"),
+        "temporal_search_attributes": read.choice("LUCIUS_TEMPORAL_SEARCH_ATTRIBUTES", "on", ("on", "off")) == "on",
+        "temporal_down": read.choice("LUCIUS_TEMPORAL_DOWN", "accept", ("accept", "refuse")),
         "api_engine": read.choice("LUCIUS_API_ENGINE", "on", ("on", "off")) == "on",
         "drain_delay": read.number("LUCIUS_DRAIN_DELAY", 0.0, 0.0),
         "drain_seconds": read.number("LUCIUS_DRAIN_SECONDS", DRAIN_SECONDS, 0.0),
@@ -139,6 +164,21 @@ class _Reader:
         """Every variable that begins like this, by the rest of its name."""
         found = {name.removeprefix(prefix): self.text(name, "") for name in self._env if name.startswith(prefix)}
         return {name: value for name, value in found.items() if name and value}
+
+    def keys(self, name: str) -> dict[str, bytes]:
+        """`name:base64,…`, the first of which is used for what is new."""
+        found: dict[str, bytes] = {}
+        for entry in filter(None, self.text(name, "").split(",")):
+            label, _, value = entry.partition(":")
+            try:
+                found[label.strip()] = base64.b64decode(value, validate=True)
+            except ValueError:
+                raise SettingsError(f"{name}: key {label!r} is not base64") from None
+            if len(found[label.strip()]) != 32:
+                raise SettingsError(
+                    f"{name}: key {label!r} must have 32 bytes; make one with `openssl rand -base64 32`"
+                )
+        return found
 
     def path(self, name: str) -> Path | None:
         value = self.text(name, "")

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
 import structlog
@@ -41,6 +41,7 @@ from lucius.ports.clock import Clock, SystemClock
 from lucius.ports.config import ConfigSource
 from lucius.ports.errors import CallRefused
 from lucius.ports.gates import Gate
+from lucius.ports.inbox import Inbox
 from lucius.ports.ledger import Ledger, Outbox, Reader, ReviewReader
 from lucius.ports.peers import MOST_STRETCH, Presence, SharedSecrets, Wake
 from lucius.ports.protocols import ProtocolStore
@@ -61,13 +62,16 @@ from lucius.service.reviews import Reviews
 from lucius.service.tokens import MIN_SECRET, TokenSigner
 from lucius.settings import Settings, SettingsError
 
+if TYPE_CHECKING:
+    from lucius.engine.temporal.setup import TemporalEngine
+
 log = structlog.get_logger(__name__)
 
 SWEEP_INTERVAL = 0.2
 SHARED_SWEEP_INTERVAL = 2.0  # replicas tell each other what is due sooner
 
 
-class Store(Ledger, Outbox, Reader, ReviewReader, ProtocolStore, Protocol):
+class Store(Ledger, Outbox, Reader, ReviewReader, ProtocolStore, Inbox, Protocol):
     """A ledger that can be read from as well, and that says when a decision has become durable, here or elsewhere.
 
     One that several processes share knows whether they are there.
@@ -102,6 +106,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
     config: ConfigSource
     metrics: Metrics
     engine: EmbeddedEngine
+    temporal: "TemporalEngine | None"
     publisher: Publisher | None
     readiness: Readiness
     drain: Drain
@@ -256,7 +261,8 @@ def build(
     hub, metrics = Hub(clock if shared else None), Metrics(store, clock)
     if store.presence is not None:
         hub.stretch = store.presence.stretch
-    jobs = Jobs(store, clock, env)
+    temporal = _temporal(settings, store, publisher, clock, env, role)
+    jobs = temporal.jobs if temporal is not None else Jobs(store, clock, env)
     signer = TokenSigner(_token_secrets(settings))
     config = ConfigFile(settings.config_path)
     folders = (settings.protocols_dir,) if settings.protocols_dir else ()
@@ -288,7 +294,7 @@ def build(
         limits=defaults,
         workspace_root=settings.workspace_root,
         new_job_id=new_job_id,
-        starts_jobs=True,
+        engine="" if settings.engine == "embedded" else settings.engine,
     )
     queries = Queries(store, store, hub, env, settings.max_unacked)
     caller = caller or open_caller(settings, config, clock)
@@ -314,6 +320,8 @@ def build(
         on_failure=metrics.loop_failed,
     )
     engine = _engine(settings, store, jobs, dispatcher, publisher, calls, notices, hub, clock, metrics, env)
+    if temporal is not None:
+        temporal.prepare(store, dispatcher, publisher, caller, clock, env)
     return Runtime(
         settings=settings,
         store=store,
@@ -331,6 +339,7 @@ def build(
         config=config,
         metrics=metrics,
         engine=engine,
+        temporal=temporal,
         publisher=publisher,
         readiness=readiness_of(
             role,
@@ -338,7 +347,7 @@ def build(
             refused=jobs.refused,
             publisher=publisher,
             protocols=protocols,
-            engine=engine,
+            engine=temporal if role is Role.WORKER and temporal is not None else engine,
             presence=store.presence,
             clock=clock,
             draining=drain.asked.is_set,
@@ -346,6 +355,19 @@ def build(
         drain=drain,
         clock=clock,
     )
+
+
+def _temporal(
+    settings: Settings, store: Store, publisher: Publisher | None, clock: Clock, env: Env, role: Role
+) -> "TemporalEngine | None":
+    if settings.engine != "temporal":
+        return None
+    try:
+        from lucius.engine.temporal.setup import TemporalEngine
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"LUCIUS_ENGINE=temporal: {error}; install lucius[temporal]") from None
+    works = role is Role.WORKER or (role is Role.WHOLE and not settings.shares_ledger)
+    return TemporalEngine(settings, store, clock, env, publishes=publisher is not None, works=works)
 
 
 def _engine(
@@ -421,10 +443,13 @@ async def open_runtime(
         )
         await runtime.protocols.refresh()
         attach(runtime)
-        if role is not Role.API:
+        if role in (Role.WHOLE, Role.ENGINE):
             await runtime.engine.start()
             runtime.hub.relays = runtime.publisher is not None
         loops = {"reload": lambda: _reload(runtime), **runtime.admission.loops()}
+        if runtime.temporal is not None:
+            await runtime.temporal.start()
+            loops |= runtime.temporal.loops()
         tasks = [asyncio.create_task(supervised(*loop, runtime.metrics.loop_failed)) for loop in loops.items()]
         try:
             yield runtime
@@ -432,6 +457,8 @@ async def open_runtime(
             for task in tasks:
                 task.cancel()
             runtime.hub.close()
+            if runtime.temporal is not None:
+                await runtime.drain.unless_at_once(runtime.temporal.stop(runtime.drain.left()))
             await runtime.drain.unless_at_once(runtime.engine.stop(runtime.drain.left()))
             await runtime.engine.stop(0)
             await runtime.admission.close()

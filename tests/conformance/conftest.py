@@ -10,11 +10,12 @@ from lucius.adapters.ledger_memory import MemoryLedger
 from lucius.adapters.ledger_postgres import PostgresLedger
 from lucius.adapters.ledger_sqlite import SqliteLedger
 from lucius.core.decision import Decision
+from lucius.ports.inbox import Inbox
 from lucius.ports.ledger import Ledger, Outbox, Reader, ReviewReader
 from lucius.ports.protocols import ProtocolStore
 
 
-class FullLedger(Ledger, Outbox, Reader, ReviewReader, ProtocolStore, Protocol):
+class FullLedger(Ledger, Outbox, Reader, ReviewReader, ProtocolStore, Inbox, Protocol):
     on_commit: Callable[[Decision], None] | None
     on_flush: Callable[[int, float], None] | None
 

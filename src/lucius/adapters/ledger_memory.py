@@ -7,6 +7,7 @@ from msgspec import Struct, field
 
 from lucius.adapters.cursor import decode_cursor, encode_cursor
 from lucius.adapters.group_commit import GroupCommit
+from lucius.adapters.inbox_memory import MemoryInbox
 from lucius.adapters.reviews_memory import MemoryReviews
 from lucius.adapters.turns import Taker, Turns, deal
 from lucius.adapters.versions_memory import MemoryVersions
@@ -63,8 +64,8 @@ class _Record(Struct, eq=False):
         return (row for row in self.outbox.values() if row.status is OutboxStatus.PENDING)
 
 
-class MemoryLedger(GroupCommit, MemoryVersions):
-    """Implements Ledger, Reader and ProtocolStore.
+class MemoryLedger(GroupCommit, MemoryVersions, MemoryInbox):
+    """Implements Ledger, Reader, ProtocolStore and Inbox.
 
     Deterministic: what is asked in the same order is answered the same.
     """
@@ -72,6 +73,7 @@ class MemoryLedger(GroupCommit, MemoryVersions):
     def __init__(self) -> None:
         GroupCommit.__init__(self)
         MemoryVersions.__init__(self)
+        MemoryInbox.__init__(self)
         self._records: dict[str, _Record] = {}
         self._live: dict[str, _Record] = {}
         self._pending: Turns[dict[tuple[str, str], OutboxRow]] = Turns()

@@ -10,6 +10,7 @@ from lucius.adapters.group_commit import call_safely
 from lucius.adapters.postgres.cache import Cache
 from lucius.adapters.postgres.clock import DatabaseClock
 from lucius.adapters.postgres.database import Database
+from lucius.adapters.postgres.inbox import PostgresInbox
 from lucius.adapters.postgres.keys import Keys
 from lucius.adapters.postgres.loads import Loads
 from lucius.adapters.postgres.outbox import PostgresOutbox
@@ -36,8 +37,8 @@ TAKEN_WITHIN_SECONDS = 0.05
 """A row that was written for somebody here and not fetched by then is anybody's."""
 
 
-class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions):
-    """Implements Ledger, Outbox, Reader, ReviewReader and ProtocolStore."""
+class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions, PostgresInbox):
+    """Implements Ledger, Outbox, Reader, ReviewReader, ProtocolStore and Inbox."""
 
     def __init__(self, database: Database) -> None:
         self._cache = Cache()

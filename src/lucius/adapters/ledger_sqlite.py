@@ -9,6 +9,7 @@ import structlog
 from lucius.adapters import rows
 from lucius.adapters.group_commit import GroupCommit
 from lucius.adapters.sqlite.batch import Batch, find_key
+from lucius.adapters.sqlite.inbox import SqliteInbox
 from lucius.adapters.sqlite.live import Mirror
 from lucius.adapters.sqlite.outbox import SqliteOutbox
 from lucius.adapters.sqlite.queries import SqliteReader
@@ -28,8 +29,8 @@ _LIVE_JOBS = """
 """
 
 
-class SqliteLedger(GroupCommit, SqliteReader, SqliteOutbox, SqliteReviews, SqliteVersions):
-    """Implements Ledger, Outbox, Reader, ReviewReader and ProtocolStore."""
+class SqliteLedger(GroupCommit, SqliteReader, SqliteOutbox, SqliteReviews, SqliteVersions, SqliteInbox):
+    """Implements Ledger, Outbox, Reader, ReviewReader, ProtocolStore and Inbox."""
 
     def __init__(self, store: Store) -> None:
         GroupCommit.__init__(self)

@@ -129,6 +129,7 @@ def _submit(draft: Draft, asked: Submit) -> Reply:
         created_at=draft.now,
         updated_at=draft.now,
         deadline=draft.now + timeout if timeout else None,
+        engine=asked.engine,
     )
     draft.create(job, asked.protocol)
     draft.caps = asked.caps

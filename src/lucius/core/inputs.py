@@ -24,6 +24,7 @@ class Submit(Struct, frozen=True, kw_only=True):
     protocol_digest: str
     routing: Routing
     caps: tuple[Cap, ...] = ()
+    engine: str = ""
 
 
 class Start(Struct, frozen=True):

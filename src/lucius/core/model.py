@@ -421,6 +421,8 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     undone: tuple[str, ...] = ()
     resume_from: Token | None = None
     runs: tuple[Run, ...] = ()
+    engine: str = ""
+    """What drives it; empty for the embedded one."""
 
     @property
     def tenant_id(self) -> str:

@@ -31,6 +31,7 @@ class Role(StrEnum):
     WHOLE = "api and engine"
     API = "api"
     ENGINE = "engine"
+    WORKER = "temporal worker"
 
 
 class Loops(Protocol):
@@ -120,7 +121,7 @@ def readiness_of(
         case Role.API:
             elsewhere = {"engine": Kept(somebody_ticks(presence, clock))} if presence is not None else {}
             return Readiness(required, {**elsewhere, **bus}, draining)
-        case Role.ENGINE:
+        case Role.ENGINE | Role.WORKER:
             return Readiness({**required, "engine": engine_runs(engine), **loops, **bus}, {}, draining)
         case _:
             assert_never(role)

@@ -8,6 +8,7 @@ LuciusError
 │   ├── VersionPublished     a published protocol version would have changed
 │   ├── LedgerFull           no space left: nothing of this commit was kept
 │   ├── LedgerDown           no connection: what was being committed may be durable or not
+│   │   └── EngineDown       the same of the engine that jobs are changed through
 │   ├── LedgerBusy           another process holds the ledger for writing
 │   ├── LedgerTooNew         written by a newer Lucius
 │   └── LedgerCorrupt        the file is not a ledger, or is damaged
@@ -58,6 +59,10 @@ class LedgerFull(LedgerError):
 
 
 class LedgerDown(LedgerError):
+    pass
+
+
+class EngineDown(LedgerDown):
     pass
 
 

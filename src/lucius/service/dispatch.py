@@ -8,7 +8,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from lucius.core.decide import unacked_counter
 from lucius.core.decision import Applied, Decision
 from lucius.core.inputs import Cap, HandedOver, HandOverFailed, HandOverReleased, HandOverStarted, Input
 from lucius.core.model import ErrorInfo, Millis, OutboxRow
-from lucius.core.protocol import OF_THE_ENGINE, Protocol
+from lucius.core.protocol import OF_THE_ENGINE
 from lucius.ports.bus import Publisher
 from lucius.ports.clock import Clock
 from lucius.ports.errors import BusDown, LedgerDown, LedgerError, LimitReached, MessageRefused, OutcomeUnknown
@@ -33,6 +33,17 @@ log = structlog.get_logger(__name__)
 
 HOLD_MS: Millis = 15_000  # more than a hand-over takes; whoever dies with rows in hand keeps them from others so long
 MOST_AT_ONCE = 1_024
+
+
+class Attempted(Protocol):
+    """What names an attempt."""
+
+    @property
+    def job_id(self) -> str: ...
+    @property
+    def step_id(self) -> str: ...
+    @property
+    def lease_id(self) -> str: ...
 
 
 class Dispatcher:
@@ -192,6 +203,10 @@ class Dispatcher:
         """Whether it was at its cap lately."""
         return service in self._capped
 
+    async def has_room(self, service: str) -> bool:
+        unacked = (await self._reader.counters()).get(unacked_counter(service), 0)
+        return unacked < self._max_unacked
+
     async def _room(self, service: str) -> int:
         """How many more of its directives may be un-ACKed. Asked only of a service that was at its cap lately."""
         seen = self._hub.pick_ups(service)
@@ -205,7 +220,7 @@ class Dispatcher:
 
     async def _give(self, row: OutboxRow) -> Directive | None:
         decision = await self._report(row, HandedOver(row.step_id, row.attempt_no, row.lease_id, self._caps(row)))
-        return await self._directive(row, decision.protocol) if decision is not None else None
+        return await self.directive(row, decision) if decision is not None else None
 
     async def release_claims(self) -> None:
         """Give back the claims on what was surely not published; left alone they would count as handed over."""
@@ -228,7 +243,7 @@ class Dispatcher:
         claim = HandOverStarted(row.step_id, row.attempt_no, row.lease_id, self._caps(row), by=self._me)
         try:
             claimed = await self._report(row, claim)
-            directive = await self._directive(row, claimed.protocol) if claimed is not None else None
+            directive = await self.directive(row, claimed) if claimed is not None else None
         except LedgerDown:  # the claim may stand or not, but surely nothing has left us
             self._unclaimed[row.outbox_id] = row
             raise
@@ -276,9 +291,14 @@ class Dispatcher:
             return None
         return decision if isinstance(decision.reply, Applied) else None
 
-    async def _directive(self, row: OutboxRow, protocol: Protocol) -> Directive | None:
-        view = await self._ledger.load(row.job_id, seen_from(protocol, row.step_id))
-        step = view.steps.get(row.step_id) if view else None
-        if view is None or step is None or step.attempt.lease_id != row.lease_id:
-            return None  # fenced between its commit and now; a directive nobody waits for is not sent
+    async def directive(self, about: Attempted, decision: Decision) -> Directive | None:
+        """As the decision that hands it over left the attempt. None if it was fenced between that and now: a directive
+        that nobody waits for is not sent."""
+        view = await self._ledger.load(about.job_id, seen_from(decision.protocol, about.step_id))
+        if view is None or about.step_id not in view.steps:
+            return None
+        decided = {step.step_id: step for step in decision.steps}
+        step = decided.get(about.step_id, view.steps[about.step_id])
+        if {step.attempt.lease_id, view.steps[about.step_id].attempt.lease_id} != {about.lease_id}:
+            return None
         return self._writer.write(view, step)

@@ -36,7 +36,7 @@ class Ingress:
         limits: LimitDefaults,
         workspace_root: str,
         new_job_id: Callable[[], str],
-        starts_jobs: bool,
+        engine: str = "",
     ) -> None:
         self._ledger = ledger
         self._jobs = jobs
@@ -46,7 +46,7 @@ class Ingress:
         self._limits = limits
         self._workspace_root = workspace_root.rstrip("/")
         self._new_job_id = new_job_id
-        self._starts_jobs = starts_jobs
+        self._engine = engine
         self._payloads = Payloads()
 
     async def submit(self, body: bytes, principal: Principal) -> Accepted:
@@ -121,10 +121,11 @@ class Ingress:
             protocol_digest=self._payloads.digest(protocol),
             routing=route(command.tenant_id, command.doc_id, choice.mode, choice.source, choice.reason),
             caps=caps(self._config.current(), self._limits, command.tenant_id, choice.mode, protocol),
+            engine=self._engine,
         )
         if full := await self._admission.full(submit.caps):
             return await self._unless_known(command, over_limit(full))
-        inputs: tuple[Input, ...] = (submit, Start()) if self._starts_jobs else (submit,)
+        inputs: tuple[Input, ...] = (submit,) if self._engine else (submit, Start())
         try:
             decision = await self._jobs.create(inputs)
         except AlreadyAccepted as known:

@@ -197,5 +197,12 @@ _FIRST = (
     *(COMMIT, TAKE, DUE, TICK, POLL),
 )
 
-MIGRATIONS: tuple[Migration, ...] = (Migration(_FIRST, compatible_with=1),)
+_INBOX = (
+    f"CREATE TABLE inbox (letter_id {_KEY} PRIMARY KEY, job_id {_KEY}, at bigint NOT NULL, body text NOT NULL)",
+    "CREATE INDEX inbox_at ON inbox (at, letter_id)",
+    "ALTER TABLE inbox SET (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500, "
+    "autovacuum_vacuum_cost_delay = 0)",
+)
+
+MIGRATIONS: tuple[Migration, ...] = (Migration(_FIRST, compatible_with=1), Migration(_INBOX, compatible_with=1))
 """Number n brings a schema from version n-1 to n. Never edit one that was released; add another."""

@@ -161,5 +161,17 @@ _TURNS: Migration = (
     """,
 )
 
-MIGRATIONS: tuple[Migration, ...] = (_FIRST, _PROTOCOL_VERSIONS, _REVIEWS, _SEALS, _TURNS)
+_INBOX: Migration = (
+    """
+    CREATE TABLE inbox (
+        letter_id TEXT PRIMARY KEY,
+        job_id    TEXT NOT NULL,
+        at        INTEGER NOT NULL,
+        body      TEXT NOT NULL
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX inbox_at ON inbox (at, letter_id)",
+)
+
+MIGRATIONS: tuple[Migration, ...] = (_FIRST, _PROTOCOL_VERSIONS, _REVIEWS, _SEALS, _TURNS, _INBOX)
 """Number n brings a file from version n-1 to n. Never edit one that was released; add another."""

@@ -1,0 +1,24 @@
+"""What was heard and has yet to become part of a job's history, kept in a dictionary."""
+
+from collections.abc import Collection, Sequence
+
+from lucius.core.model import Instant
+from lucius.ports.inbox import Letter
+
+
+class MemoryInbox:
+    """Implements Inbox."""
+
+    def __init__(self) -> None:
+        self._letters: dict[str, Letter] = {}
+
+    async def put(self, letters: Sequence[Letter]) -> list[bool]:
+        return [self._letters.setdefault(letter.letter_id, letter) is letter for letter in letters]
+
+    async def throw_away(self, letter_ids: Collection[str]) -> None:
+        for letter_id in letter_ids:
+            self._letters.pop(letter_id, None)
+
+    async def unread(self, before: Instant, limit: int) -> list[Letter]:
+        found = [letter for letter in self._letters.values() if letter.at < before]
+        return sorted(found, key=lambda letter: (letter.at, letter.letter_id))[:limit]

@@ -1,0 +1,40 @@
+"""What was heard and has yet to become part of a job's history."""
+
+from collections.abc import Collection, Sequence
+
+from lucius.adapters.postgres.database import Database
+from lucius.core.model import Instant
+from lucius.ports.inbox import Letter
+
+_PUT = """
+    INSERT INTO inbox (letter_id, job_id, at, body)
+    SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[])
+    ON CONFLICT DO NOTHING RETURNING letter_id
+"""
+# Should a crash bring one back, it is read once more, which does no harm.
+_DELETE = """
+    WITH soon AS (SELECT set_config('synchronous_commit', 'off', true))
+    DELETE FROM inbox USING soon WHERE letter_id = ANY ($1)
+"""
+_UNREAD = "SELECT letter_id, job_id, body, at FROM inbox WHERE at < $1 ORDER BY at, letter_id LIMIT $2"
+
+
+class PostgresInbox:
+    """Implements Inbox."""
+
+    _database: Database
+
+    async def put(self, letters: Sequence[Letter]) -> list[bool]:
+        one_of_each = {letter.letter_id: letter for letter in reversed(letters)}
+        columns = [[getattr(x, name) for x in one_of_each.values()] for name in ("letter_id", "job_id", "at", "body")]
+        async with self._database.connection() as connection:
+            new = {row["letter_id"] for row in await connection.fetch(_PUT, *columns)}
+        return [letter.letter_id in new and one_of_each[letter.letter_id] is letter for letter in letters]
+
+    async def throw_away(self, letter_ids: Collection[str]) -> None:
+        if letter_ids:
+            async with self._database.connection() as connection:
+                await connection.execute(_DELETE, list(letter_ids))
+
+    async def unread(self, before: Instant, limit: int) -> list[Letter]:
+        return [Letter(**row) for row in await self._database.rows(_UNREAD, before, limit)]

@@ -1,0 +1,207 @@
+"""The one way to change a job, where workflows drive them: what happens is told to the workflow, which decides.
+
+What is heard is first put into the ledger's inbox: whoever comes after us tells the workflow, should we die in between.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import structlog
+from msgspec.structs import replace
+
+from lucius.core.decision import CallbackReply, Decision, Env, Ignored, JobView, Reply
+from lucius.core.inputs import (
+    Ack,
+    Adopt,
+    Compensate,
+    DeadlinePassed,
+    Failed,
+    HandedOver,
+    Heartbeat,
+    Input,
+    Poisoned,
+    Repair,
+    Retry,
+    RetryHandOver,
+    Skip,
+    Succeeded,
+)
+from lucius.core.model import Disposition, JobStatus
+from lucius.engine.temporal.wire import Happened, letter_of, pack, packed_letter, unpacked_replies
+from lucius.engine.temporal.workflows import NoWorkflow, Workflows
+from lucius.ports.clock import Clock
+from lucius.ports.errors import EngineDown, LimitReached
+from lucius.ports.inbox import Inbox, Letter
+from lucius.ports.ledger import Ledger
+from lucius.service.jobs import Inputs, Jobs
+
+log = structlog.get_logger(__name__)
+
+TEMPORAL = "temporal"
+GRACE_MS = 5_000
+"""A workflow minds its own clocks; so long after one has rung, somebody looks whether it is awake."""
+COALESCE_SECONDS = 0.2
+"""A hand-over can wait this long for the callback that mostly follows: one signal instead of two."""
+MOST_UNREAD = 200
+
+Reviving = Retry | Skip | Compensate | Adopt
+Clockwork = DeadlinePassed | Repair | RetryHandOver
+Said = Ack | Heartbeat | Succeeded | Failed | Poisoned
+
+
+class TemporalJobs(Jobs):
+    """Jobs of another engine, and those that have ended, are changed as ever."""
+
+    def __init__(self, ledger: Ledger, clock: Clock, env: Env, inbox: Inbox, workflows: Workflows) -> None:
+        super().__init__(ledger, clock, env)
+        self._inbox = inbox
+        self._workflows = workflows
+        self._handed_over: dict[str, list[Happened]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def create(self, inputs: Sequence[Input]) -> Decision:
+        """The job is durable as QUEUED, which is also the intent to start its workflow: until it has, it is due."""
+        decision = await super().create(inputs)
+        if decision.job.engine == TEMPORAL:
+            self._in_background(self._start(decision))
+        return decision
+
+    async def apply(self, job_id: str, inputs: Inputs, step_id: str | None = None) -> Decision:
+        seen: list[tuple[JobView, tuple[Input, ...]]] = []
+
+        async def noted(view: JobView) -> Sequence[Input]:
+            happened = tuple(await inputs(view) if callable(inputs) else inputs)
+            seen.append((view, happened))
+            return happened
+
+        weighed = await self.weigh(job_id, noted, step_id, fresh=True)
+        view, happened = seen[-1]
+        if view.job.engine != TEMPORAL:
+            return await super().apply(job_id, inputs, step_id)
+        if all(isinstance(one, Clockwork) for one in happened):
+            await self._see_to(view)
+            return _unchanged(view, Ignored("the job's workflow minds this"))
+        if not view.job.live and not any(isinstance(one, Reviving) for one in happened):
+            return await super().apply(job_id, inputs, step_id)
+        if not weighed.changes:
+            return weighed
+        if all(isinstance(one, HandedOver) for one in happened):
+            return await self._give_out(view, weighed, happened)
+        if all(isinstance(one, Said) for one in happened):
+            return await self._tell(view, weighed, happened, inputs, step_id)
+        (asked,) = happened
+        return await self._act(view, weighed, asked)
+
+    async def close(self) -> None:
+        """Hand-overs that wait for company are told now."""
+        for job_id in list(self._handed_over):
+            await self._tell_hand_overs(job_id)
+        for task in self._tasks:
+            task.cancel()
+
+    async def read_inbox(self) -> int:
+        """Tell what those did not who died after they had put it in, or while Temporal was away."""
+        letters = await self._inbox.unread(self._clock.now() - GRACE_MS, MOST_UNREAD)
+        for letter in letters:
+            await self._deliver(letter)
+        return len(letters)
+
+    async def _deliver(self, letter: Letter) -> None:
+        view = await self._ledger.load(letter.job_id, fresh=True)
+        if view is not None and view.job.live:
+            said = packed_letter(letter)
+            try:
+                await self._workflows.tell(letter.job_id, "look", said)
+                return
+            except NoWorkflow:
+                await self._workflows.start(view.job)
+                await self._workflows.tell(letter.job_id, "look", said)
+                return
+        await self._inbox.throw_away([letter.letter_id])
+
+    async def _start(self, decision: Decision) -> None:
+        try:
+            await self._workflows.start(decision.job)
+        except EngineDown as down:
+            log.warning("a workflow is started later", job_id=decision.job.job_id, reason=str(down))
+
+    async def _see_to(self, view: JobView) -> None:
+        """A job that waits to be started, or whose clock rang a while ago."""
+        job = view.job
+        if job.status is JobStatus.QUEUED:
+            await self._workflows.start(job)
+        elif job.due_at is None or job.due_at + GRACE_MS < self._clock.now():
+            try:
+                await self._workflows.tell(job.job_id, "look", [])
+            except NoWorkflow:
+                log.warning("a job had no workflow, started anew", job_id=job.job_id)
+                await self._workflows.start(job)
+
+    async def _give_out(self, view: JobView, weighed: Decision, happened: tuple[Input, ...]) -> Decision:
+        """To whoever puts the letter in. The workflow hears of it with the next callback, or in a moment."""
+        letter = letter_of(view.job.job_id, happened, self._clock.now())
+        if not (await self._inbox.put([letter]))[0]:
+            return _unchanged(view, Ignored("this attempt does not wait to be handed over"))
+        waiting = self._handed_over.setdefault(view.job.job_id, [])
+        waiting += [pack(one, letter.letter_id) for one in happened]
+        self._in_background(self._tell_hand_overs(view.job.job_id, COALESCE_SECONDS))
+        return weighed
+
+    async def _tell_hand_overs(self, job_id: str, seconds: float = 0.0) -> None:
+        await asyncio.sleep(seconds)
+        said = self._handed_over.pop(job_id, [])
+        if said:
+            try:
+                await self._workflows.tell(job_id, "handed_over", said)
+            except (EngineDown, NoWorkflow) as error:
+                log.info("a hand-over is told later", job_id=job_id, reason=str(error))
+
+    async def _tell(
+        self, view: JobView, weighed: Decision, happened: tuple[Input, ...], inputs: Inputs, step_id: str | None
+    ) -> Decision:
+        """Answered as it would be decided now: the ledger shows the lease as current, and Temporal has the signal."""
+        job_id = view.job.job_id
+        letter = letter_of(job_id, happened, self._clock.now())
+        (is_new,) = await self._inbox.put([letter])
+        before = self._handed_over.pop(job_id, [])
+        said = [*before, *(pack(one, letter.letter_id) for one in happened)]
+        try:
+            await self._workflows.tell(job_id, _signal(happened), said)
+        except NoWorkflow:
+            fresh = await self._ledger.load(job_id, fresh=True)
+            if fresh is None or not fresh.job.live:
+                await self._inbox.throw_away([letter.letter_id])
+                return await super().apply(job_id, inputs, step_id)
+            await self._workflows.start(fresh.job)
+            await self._workflows.tell(job_id, _signal(happened), said)
+        return weighed if is_new else replace(weighed, replies=tuple(map(_said_before, weighed.replies)))
+
+    async def _act(self, view: JobView, weighed: Decision, asked: Input) -> Decision:
+        answer = await self._workflows.act(view.job, pack(asked))
+        if answer.full is not None:
+            raise LimitReached(answer.full.counter, answer.full.limit)
+        return replace(weighed, replies=unpacked_replies(answer.replies))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _signal(happened: Sequence[Input]) -> str:
+    if any(isinstance(one, Succeeded | Failed) for one in happened):
+        return "step_result"
+    if any(isinstance(one, Ack) for one in happened):
+        return "step_ack"
+    return "heartbeat" if all(isinstance(one, Heartbeat) for one in happened) else "look"
+
+
+def _said_before(reply: Reply) -> Reply:
+    if isinstance(reply, CallbackReply) and reply.disposition is Disposition.APPLIED:
+        return replace(reply, disposition=Disposition.DUPLICATE)
+    return reply
+
+
+def _unchanged(view: JobView, reply: Reply) -> Decision:
+    return Decision(job=view.job, replies=(reply,), protocol=view.protocol, changes=False)

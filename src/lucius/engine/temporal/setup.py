@@ -1,0 +1,127 @@
+"""The Temporal engine as the settings want it: what tells workflows, and, where it is asked for, what runs them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from temporalio.client import Client
+
+from lucius.core.decision import Env
+from lucius.engine.exchange import Exchange
+from lucius.engine.temporal.activities import Activities
+from lucius.engine.temporal.client import Address, connect
+from lucius.engine.temporal.jobs import TemporalJobs
+from lucius.engine.temporal.wire import Begin
+from lucius.engine.temporal.worker import TemporalWorker
+from lucius.engine.temporal.workflows import Workflows
+from lucius.ports.bus import Publisher
+from lucius.ports.calls import Caller
+from lucius.ports.clock import Clock
+from lucius.ports.inbox import Inbox
+from lucius.ports.ledger import Ledger, Reader
+from lucius.service.dispatch import Dispatcher
+from lucius.settings import Settings
+
+INBOX_SECONDS = 2.0
+
+
+class Store(Ledger, Reader, Inbox, Protocol):
+    pass
+
+
+class TemporalEngine:
+    """`works` if this process runs workflows, too."""
+
+    def __init__(
+        self, settings: Settings, store: Store, clock: Clock, env: Env, *, publishes: bool, works: bool
+    ) -> None:
+        self._settings = settings
+        self._connection = _Connection(address_of(settings))
+        self._works = works
+        self._worker: TemporalWorker | None = None
+        workflows = Workflows(
+            self._connection,
+            settings.temporal_task_queue,
+            Begin(publishes=publishes, defaults=env.defaults),
+            searchable=settings.temporal_search_attributes,
+            eager=works,
+        )
+        self.jobs = TemporalJobs(store, clock, env, store, workflows)
+
+    def prepare(
+        self,
+        store: Store,
+        dispatcher: Dispatcher,
+        publisher: Publisher | None,
+        caller: Caller,
+        clock: Clock,
+        env: Env,
+    ) -> None:
+        """What needs the parts that need `jobs`."""
+        if not self._works:
+            return
+        activities = Activities(
+            ledger=store,
+            reader=store,
+            inbox=store,
+            jobs=self.jobs,
+            dispatcher=dispatcher,
+            publisher=publisher,
+            caller=caller,
+            exchange=Exchange(caller=caller, ledger=store, clock=clock, env=env),
+            clock=clock,
+        )
+        self._worker = TemporalWorker(self._connection, self._settings.temporal_task_queue, activities, env.tools)
+
+    async def start(self) -> None:
+        if self._worker is not None:
+            await self._worker.start()
+
+    def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        return {"inbox": self._inbox_turn}
+
+    @property
+    def running(self) -> bool:
+        return self._worker is not None and self._worker.running
+
+    def troubles(self) -> dict[str, str]:
+        return self._worker.troubles() if self._worker is not None else {}
+
+    async def stop(self, grace: float) -> None:
+        await self.jobs.close()
+        if self._worker is not None:
+            await self._worker.stop(grace)
+
+    async def _inbox_turn(self) -> None:
+        if not await self.jobs.read_inbox():
+            await asyncio.sleep(INBOX_SECONDS)
+
+
+class _Connection:
+    """One for the whole process, made when it is first needed."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._client: Client | None = None
+        self._turn = asyncio.Lock()
+
+    async def __call__(self) -> Client:
+        async with self._turn:
+            if self._client is None:
+                self._client = await connect(self._address)
+            return self._client
+
+
+def address_of(settings: Settings) -> Address:
+    return Address(
+        target=settings.temporal_address,
+        namespace=settings.temporal_namespace,
+        task_queue=settings.temporal_task_queue,
+        api_key=settings.temporal_api_key,
+        tls=settings.temporal_tls,
+        ca_file=settings.temporal_ca_file,
+        cert_file=settings.temporal_cert_file,
+        key_file=settings.temporal_key_file,
+        server_name=settings.temporal_server_name,
+        keys=settings.temporal_keys,
+    )

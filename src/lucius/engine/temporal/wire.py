@@ -1,0 +1,146 @@
+"""What goes between API, workflow and activities: JSON that a person can read in Temporal's own console."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import get_args
+
+import msgspec
+from msgspec import Raw, Struct
+
+from lucius.core.decision import Decision, Defaults, EndedAttempt, JobView, Reply
+from lucius.core.inputs import Cap, Input, Submit
+from lucius.core.model import Event, Instant, Job, OutboxRow, Quarantined, ReviewItem, Step
+from lucius.core.protocol import Protocol
+from lucius.ports.inbox import Letter
+
+WORKFLOW = "LuciusJob"
+ACT = "act"
+SIGNALS = ("step_ack", "step_result", "heartbeat", "handed_over", "poisoned", "look")
+
+
+class Happened(Struct, frozen=True, omit_defaults=True):
+    """An input of the core by name. `letter` is where the inbox has it, until it is in the job's history."""
+
+    kind: str
+    body: Raw
+    letter: str = ""
+
+
+_INPUTS: dict[str, type[Input]] = {kind.__name__: kind for kind in get_args(Input) if kind is not Submit}
+_REPLIES: dict[str, type[Reply]] = {kind.__name__: kind for kind in get_args(Reply)}
+
+
+def pack(happened: Input, letter: str = "") -> Happened:
+    return Happened(type(happened).__name__, Raw(msgspec.json.encode(happened)), letter)
+
+
+def unpack(happened: Happened) -> Input:
+    return msgspec.json.decode(happened.body, type=_INPUTS[happened.kind])
+
+
+def letter_of(job_id: str, said: Sequence[Input], at: Instant) -> Letter:
+    """The same thing said twice is the same letter."""
+    packed = msgspec.json.encode([pack(happened) for happened in said])
+    return Letter(f"{job_id}/{hashlib.sha256(packed).hexdigest()[:32]}", job_id, packed.decode(), at)
+
+
+def packed_letter(letter: Letter) -> list[Happened]:
+    said = msgspec.json.decode(letter.body, type=list[Happened])
+    return [Happened(happened.kind, happened.body, letter.letter_id) for happened in said]
+
+
+class Begin(Struct, frozen=True, omit_defaults=True):
+    """A workflow's argument; all else is in the ledger. `publishes` if directives go out by an activity; else services
+    pull them out of the outbox."""
+
+    job_id: str = ""
+    publishes: bool = False
+    defaults: Defaults = Defaults()
+    searchable: bool = False
+
+
+class Loaded(Struct, frozen=True, omit_defaults=True):
+    """A job as the ledger has it, with every step that has started; None if it is gone."""
+
+    job: Job | None = None
+    protocol: Protocol | None = None
+    steps: list[Step] = []
+
+
+class Projection(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A decision without what the ledger has already."""
+
+    job: Job
+    steps: tuple[Step, ...] = ()
+    attempts: tuple[EndedAttempt, ...] = ()
+    outbox: tuple[OutboxRow, ...] = ()
+    events: tuple[Event, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
+    reviews: tuple[ReviewItem, ...] = ()
+    counters: dict[str, int] = {}
+    caps: tuple[Cap, ...] = ()
+    letters: tuple[str, ...] = ()
+    changes: bool = True
+
+    def decision(self, protocol: Protocol) -> Decision:
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "letters"}
+        return Decision(**fields, replies=(), protocol=protocol)
+
+
+def projection(decision: Decision, outbox: tuple[OutboxRow, ...], letters: tuple[str, ...]) -> Projection:
+    return Projection(
+        job=decision.job,
+        steps=decision.steps,
+        attempts=decision.attempts,
+        outbox=outbox,
+        events=decision.events,
+        quarantined=decision.quarantined,
+        reviews=decision.reviews,
+        counters=decision.counters,
+        caps=decision.caps,
+        letters=letters,
+        changes=decision.changes,
+    )
+
+
+class Projected(Struct, frozen=True, omit_defaults=True):
+    """`full` names the limit that refused it. `ledger` is what was found there instead of the version before: a worker
+    that died had written more than Temporal knows of."""
+
+    full: Cap | None = None
+    ledger: Loaded | None = None
+
+
+class HandOver(Struct, frozen=True):
+    """Which attempt is to be published, or called out for."""
+
+    job_id: str
+    step_id: str
+    attempt_no: int
+    lease_id: str
+    service: str
+    topic: str
+
+
+class Answer(Struct, frozen=True, omit_defaults=True):
+    """What became of an act: the core's replies, or the limit that stands in its way."""
+
+    replies: list[Happened] = []
+    full: Cap | None = None
+
+
+def packed_replies(replies: tuple[Reply, ...]) -> list[Happened]:
+    return [Happened(type(reply).__name__, Raw(msgspec.json.encode(reply))) for reply in replies]
+
+
+def unpacked_replies(replies: list[Happened]) -> tuple[Reply, ...]:
+    return tuple(msgspec.json.decode(reply.body, type=_REPLIES[reply.kind]) for reply in replies)
+
+
+def advanced(view: JobView, decision: Decision) -> JobView:
+    """The job as it stands after a decision."""
+    return JobView(decision.job, view.protocol, {**view.steps, **{step.step_id: step for step in decision.steps}})
+
+
+def is_due(job: Job, now: Instant) -> bool:
+    return job.live and job.due_at is not None and job.due_at <= now

@@ -1,0 +1,374 @@
+"""One workflow for each job: it holds the job, feeds `decide` with what happens, and writes each decision down.
+
+Each decision is projected into the ledger by a local activity before anything follows from it, so that an attempt and
+its lease are known before its directive leaves. A worker that dies in between leaves the ledger ahead of Temporal's
+history. Whoever goes on finds that out from the version, takes the ledger's word for what was decided, and feeds what
+it had in hand once more: the fence on attempts makes that safe.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError
+
+with workflow.unsafe.imports_passed_through():
+    from lucius.core.decide import decide_all
+    from lucius.core.decision import Decision, Env, JobView
+    from lucius.core.inputs import DeadlinePassed, HandedOver, Input, Start
+    from lucius.core.model import NEVER, Instant, JobStatus, OutboxRow, OutboxStatus, StepStatus
+    from lucius.core.protocol import HTTP_SERVICE, WEBHOOK_SERVICE
+    from lucius.core.routing import topic
+    from lucius.engine.temporal.rules import rules
+    from lucius.engine.temporal.search import STATE
+    from lucius.engine.temporal.wire import (
+        ACT,
+        WORKFLOW,
+        Answer,
+        Begin,
+        HandOver,
+        Happened,
+        Loaded,
+        Projected,
+        advanced,
+        is_due,
+        packed_replies,
+        projection,
+        unpack,
+    )
+
+LOOK_AGAIN_MS = 1_000
+LONGEST_TIMER_MS = 30 * 86_400_000
+MOST_AT_ONCE = 10
+"""Inputs in one decision, which touches a few dozen rows at most."""
+LEDGER_SECONDS = timedelta(seconds=15)
+PUBLISH_SECONDS = timedelta(seconds=3)
+CALL_SECONDS = timedelta(hours=24)
+HEARTBEAT_SECONDS = timedelta(seconds=60)
+PATIENT = RetryPolicy(initial_interval=timedelta(milliseconds=100), maximum_interval=timedelta(seconds=10))
+ONCE = RetryPolicy(maximum_attempts=1)
+
+
+class _Waiting:
+    """What happened, and who waits for what became of it."""
+
+    def __init__(self, happened: Input, letter: str = "", answer: "asyncio.Future[Answer] | None" = None) -> None:
+        self.happened = happened
+        self.letter = letter
+        self.answer = answer
+
+
+@workflow.defn(name=WORKFLOW)
+class JobWorkflow:
+    @workflow.init
+    def __init__(self, begin: Begin) -> None:
+        self._begin = begin
+        self._env = Env(
+            new_id=_new_lease_id, jitter=workflow.random().random, defaults=begin.defaults, tools=rules.tools
+        )
+        self._view: JobView | None = None
+        self._waiting: deque[_Waiting] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leases: set[str] = set()
+        """Attempts that are being published or called out for."""
+        self._timer: asyncio.Task[None] | None = None
+        self._rings_at: Instant | None = None
+        self._looks_again_at: Instant = 0
+        self._told_state = ""
+
+    @workflow.run
+    async def run(self, begin: Begin) -> str:
+        loaded = await self._load()
+        if loaded is None:
+            return "GONE"
+        self._view = loaded
+        if loaded.job.status is JobStatus.QUEUED:
+            self._waiting.appendleft(_Waiting(Start()))
+        self._take_up(loaded)
+        while True:
+            while self._has_work():
+                await self._turn()
+            if not self._job.job.live and not self._tasks and workflow.all_handlers_finished():
+                return self._end()
+            if self._may_begin_anew():
+                workflow.continue_as_new(begin)
+            self._set_timer()
+            await workflow.wait_condition(self._has_news)
+
+    # What Temporal tells us
+
+    @workflow.signal(name="step_ack")
+    def step_ack(self, said: list[Happened]) -> None:
+        self._hear(said)
+
+    @workflow.signal(name="step_result")
+    def step_result(self, said: list[Happened]) -> None:
+        self._hear(said)
+
+    @workflow.signal(name="heartbeat")
+    def heartbeat(self, said: list[Happened]) -> None:
+        self._hear(said)
+
+    @workflow.signal(name="handed_over")
+    def handed_over(self, said: list[Happened]) -> None:
+        self._hear(said)
+
+    @workflow.signal(name="look")
+    def look(self, said: list[Happened]) -> None:
+        """Somebody doubts that we are awake."""
+        self._hear(said)
+
+    @workflow.update(name=ACT)
+    async def act(self, asked: Happened) -> Answer:
+        """What a person does; answered when it is in the ledger."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(unpack(asked), answer=answer))
+        return await answer
+
+    @workflow.query(name="status")
+    def status(self) -> str:
+        return "" if self._view is None else str(self._view.job.status)
+
+    def _hear(self, said: Sequence[Happened]) -> None:
+        self._waiting.extend(_Waiting(unpack(happened), happened.letter) for happened in said)
+
+    # Deciding
+
+    @property
+    def _job(self) -> JobView:
+        assert self._view is not None
+        return self._view
+
+    async def _turn(self) -> None:
+        """One decision, and what follows from it."""
+        batch = self._next_batch()
+        inputs = [waiting.happened for waiting in batch] or [DeadlinePassed()]
+        now = max(_now(), self._job.job.updated_at)
+        decision = decide_all(self._job, inputs, now, self._env)
+        letters = tuple(waiting.letter for waiting in batch if waiting.letter)
+        if decision.changes or letters:
+            found = await self._project(decision, letters)
+            if found.ledger is not None:
+                self._adopt(found.ledger)
+                self._waiting.extendleft(reversed(batch))
+                return
+            if found.full is not None:
+                _tell(batch, Answer(full=found.full))
+                return
+            self._view = advanced(self._job, decision)
+            self._hand_over(decision.outbox)
+            self._tell_state()
+        elif not batch:
+            self._looks_again_at = now + LOOK_AGAIN_MS  # nothing came of it: time alone may change that
+        for waiting, reply in zip(batch, decision.replies, strict=False):
+            _tell([waiting], Answer(packed_replies((reply,))))
+
+    def _next_batch(self) -> list[_Waiting]:
+        """What people do is decided by itself: a limit may refuse it, and nothing else with it."""
+        if not self._waiting:
+            return []
+        batch = [self._waiting.popleft()]
+        while (
+            self._waiting and len(batch) < MOST_AT_ONCE and batch[0].answer is None and self._waiting[0].answer is None
+        ):
+            batch.append(self._waiting.popleft())
+        return batch
+
+    async def _load(self) -> JobView | None:
+        found: Loaded = await workflow.execute_local_activity(
+            "load_job",
+            self._begin.job_id,
+            result_type=Loaded,
+            start_to_close_timeout=LEDGER_SECONDS,
+            retry_policy=PATIENT,
+        )
+        return _view(found)
+
+    async def _project(self, decision: Decision, letters: tuple[str, ...]) -> Projected:
+        rows = tuple(row for row in decision.outbox if not self._is_ours(row))
+        name = "record_attempt_lease" if any(map(_is_ready, decision.outbox)) else "project"
+        found: Projected = await workflow.execute_local_activity(
+            name,
+            projection(decision, rows, letters),
+            result_type=Projected,
+            start_to_close_timeout=LEDGER_SECONDS,
+            retry_policy=PATIENT,
+        )
+        return found
+
+    def _adopt(self, loaded: Loaded) -> None:
+        view = _view(loaded)
+        if view is None:
+            raise ApplicationError("the job is gone from the ledger", type="GONE", non_retryable=True)
+        self._view = view
+        self._take_up(view)
+
+    def _take_up(self, view: JobView) -> None:
+        """What was decided before, by whoever it was, and may not have been seen to."""
+        for step in (view.steps[step_id] for step_id in view.job.active):
+            attempt, routing = step.attempt, step.attempt.routing
+            if step.status is StepStatus.DISPATCHING and not attempt.held:
+                where = topic(self._begin.defaults.topic_layout, routing.resolved_mode, routing.lane)
+                self._start_hand_over(
+                    HandOver(step.job_id, step.step_id, attempt.attempt_no, attempt.lease_id, step.service, where)
+                )
+
+    # What follows from a decision
+
+    def _is_ours(self, row: OutboxRow) -> bool:
+        """Whether an activity hands this over, rather than somebody who takes it out of the outbox."""
+        if row.service == WEBHOOK_SERVICE:
+            return False
+        return row.service == HTTP_SERVICE or self._begin.publishes
+
+    def _hand_over(self, rows: Sequence[OutboxRow]) -> None:
+        for row in rows:
+            if _is_ready(row):
+                self._start_hand_over(
+                    HandOver(row.job_id, row.step_id, row.attempt_no, row.lease_id, row.service, row.topic)
+                )
+
+    def _start_hand_over(self, what: HandOver) -> None:
+        if what.lease_id in self._leases:
+            return
+        if what.service == HTTP_SERVICE:
+            self._keep(self._call(what), what)
+        elif self._begin.publishes:
+            self._keep(self._publish(what), what)
+
+    def _keep(self, work: Coroutine[Any, Any, None], what: HandOver) -> None:
+        self._leases.add(what.lease_id)
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+
+        def over(done: "asyncio.Task[None]") -> None:
+            self._tasks.discard(done)
+            self._leases.discard(what.lease_id)
+
+        task.add_done_callback(over)
+
+    async def _publish(self, what: HandOver) -> None:
+        """At once if the bus takes it; else by an activity that Temporal repeats until it does."""
+        try:
+            outcome: Happened = await workflow.execute_local_activity(
+                "publish_to_bus",
+                what,
+                result_type=Happened,
+                start_to_close_timeout=PUBLISH_SECONDS,
+                retry_policy=ONCE,
+            )
+        except ActivityError:
+            outcome = await workflow.execute_activity(
+                "publish_to_bus",
+                what,
+                result_type=Happened,
+                start_to_close_timeout=LEDGER_SECONDS,
+                retry_policy=PATIENT,
+            )
+        self._hear([outcome])
+
+    async def _call(self, what: HandOver) -> None:
+        """Should whoever calls die with it, the attempt ends by its lease, as any does."""
+        self._waiting.append(_Waiting(HandedOver(what.step_id, what.attempt_no, what.lease_id, picked_up=True)))
+        try:
+            outcome: Happened = await workflow.execute_activity(
+                "external_call",
+                what,
+                result_type=Happened,
+                start_to_close_timeout=CALL_SECONDS,
+                heartbeat_timeout=HEARTBEAT_SECONDS,
+                retry_policy=ONCE,
+            )
+        except ActivityError:
+            return
+        self._hear([outcome])
+
+    # Time
+
+    def _has_work(self) -> bool:
+        now = _now()
+        return bool(self._waiting) or (is_due(self._job.job, now) and now >= self._looks_again_at)
+
+    def _has_news(self) -> bool:
+        if self._has_work() or self._wants_timer():
+            return True
+        return not self._job.job.live and not self._tasks and workflow.all_handlers_finished()
+
+    def _due_at(self) -> Instant | None:
+        job = self._job.job
+        if not job.live or job.due_at is None or job.due_at >= NEVER:
+            return None
+        return max(job.due_at, self._looks_again_at)
+
+    def _wants_timer(self) -> bool:
+        """One that rings too early costs less than one that is set anew each time."""
+        due_at = self._due_at()
+        return due_at is not None and (self._rings_at is None or self._rings_at > due_at)
+
+    def _set_timer(self) -> None:
+        due_at = self._due_at()
+        if due_at is None or not self._wants_timer():
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rings_at = min(due_at, _now() + LONGEST_TIMER_MS)
+        self._timer = asyncio.create_task(self._ring(self._rings_at))
+
+    async def _ring(self, at: Instant) -> None:
+        await workflow.sleep(max(1, at - _now()) / 1000)
+        self._rings_at = self._timer = None
+
+    def _may_begin_anew(self) -> bool:
+        """Before the history grows large, when nothing is under way that would be lost."""
+        return workflow.info().is_continue_as_new_suggested() and not self._tasks and workflow.all_handlers_finished()
+
+    # The end
+
+    def _tell_state(self) -> None:
+        """What is always so is not told: each time costs an event."""
+        status = self._job.job.status
+        if not self._begin.searchable:
+            return
+        if status in _USUAL and self._told_state in ("", *_USUAL):
+            return
+        if status != self._told_state:
+            self._told_state = status
+            workflow.upsert_search_attributes([STATE.value_set(str(status))])
+
+    def _end(self) -> str:
+        job = self._job.job
+        if job.status is JobStatus.FAILED_FINAL:
+            said = f"{job.error.code}: {job.error.message}" if job.error else "the job failed"
+            raise ApplicationError(said, type=str(job.status), non_retryable=True)
+        return str(job.status)
+
+
+_USUAL = frozenset({JobStatus.QUEUED, JobStatus.DISPATCHING, JobStatus.IN_PROGRESS})
+
+
+def _is_ready(row: OutboxRow) -> bool:
+    return row.status is OutboxStatus.PENDING and row.next_attempt_at is None and row.claimed_at is None
+
+
+def _view(loaded: Loaded) -> JobView | None:
+    if loaded.job is None or loaded.protocol is None:
+        return None
+    return JobView(loaded.job, loaded.protocol, {step.step_id: step for step in loaded.steps})
+
+
+def _tell(batch: Sequence[_Waiting], answer: Answer) -> None:
+    for waiting in batch:
+        if waiting.answer is not None and not waiting.answer.done():
+            waiting.answer.set_result(answer)
+
+
+def _now() -> Instant:
+    return round(workflow.now().timestamp() * 1000)
+
+
+def _new_lease_id() -> str:
+    return f"{workflow.random().getrandbits(96):024x}"

@@ -1,0 +1,138 @@
+"""Temporal, as the API needs it: start a job's workflow, tell it something, or ask it to do something."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import structlog
+from msgspec.structs import replace
+from temporalio.client import Client, WithStartWorkflowOperation, WorkflowUpdateFailedError
+from temporalio.common import (
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
+from temporalio.service import RPCError, RPCStatusCode
+
+from lucius.core.model import Job
+from lucius.engine.temporal.search import LANE, PROTOCOL, STATE, TENANT, make_searchable
+from lucius.engine.temporal.wire import ACT, WORKFLOW, Answer, Begin, Happened
+from lucius.ports.errors import EngineDown
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+CALL_SECONDS = timedelta(seconds=5)
+ACT_SECONDS = timedelta(seconds=30)
+
+_GONE = frozenset({RPCStatusCode.NOT_FOUND})
+
+
+class NoWorkflow(Exception):
+    """There is none that runs: it has ended, or was never started."""
+
+
+class Workflows:
+    """`eager` if this process works on them, too: then the first task comes with the answer to the start."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Client]],
+        task_queue: str,
+        begin: Begin,
+        *,
+        searchable: bool = True,
+        eager: bool = False,
+    ) -> None:
+        self._connect = connect
+        self._client: Client | None = None
+        self._task_queue = task_queue
+        self._begin = begin
+        self._searchable = searchable
+        self._eager = eager
+
+    async def start(self, job: Job) -> None:
+        """Unless it runs. Raises EngineDown."""
+        client = await self._connected()
+        await _in_words(
+            client.start_workflow(
+                WORKFLOW,
+                self._argument(job),
+                id=job.job_id,
+                task_queue=self._task_queue,
+                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                search_attributes=self._attributes(job),
+                request_eager_start=self._eager,
+                rpc_timeout=CALL_SECONDS,
+            )
+        )
+
+    async def tell(self, job_id: str, signal: str, said: Sequence[Happened]) -> None:
+        """Durably. Raises NoWorkflow or EngineDown."""
+        client = await self._connected()
+        handle = client.get_workflow_handle(job_id)
+        await _in_words(handle.signal(signal, list(said), rpc_timeout=CALL_SECONDS))
+
+    async def act(self, job: Job, asked: Happened) -> Answer:
+        """Answered when it is in the ledger; started for it if need be. Raises EngineDown."""
+        client = await self._connected()
+        start: WithStartWorkflowOperation[Any, str] = WithStartWorkflowOperation(
+            WORKFLOW,
+            self._argument(job),
+            id=job.job_id,
+            task_queue=self._task_queue,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            search_attributes=self._attributes(job),
+        )
+        update = client.execute_update_with_start_workflow(
+            ACT, asked, start_workflow_operation=start, result_type=Answer, rpc_timeout=ACT_SECONDS
+        )
+        answer: Answer = await _in_words(update)
+        return answer
+
+    async def runs(self, job_id: str) -> bool:
+        client = await self._connected()
+        try:
+            about = await _in_words(client.get_workflow_handle(job_id).describe(rpc_timeout=CALL_SECONDS))
+        except NoWorkflow:
+            return False
+        return about.status is not None and about.status.name == "RUNNING"
+
+    async def _connected(self) -> Client:
+        if self._client is None:
+            client = await _in_words(self._connect())
+            self._searchable = self._searchable and await make_searchable(client)
+            self._client = client
+        return self._client
+
+    def _argument(self, job: Job) -> Begin:
+        return replace(self._begin, job_id=job.job_id, searchable=self._searchable)
+
+    def _attributes(self, job: Job) -> TypedSearchAttributes | None:
+        if not self._searchable:
+            return None
+        return TypedSearchAttributes(
+            [
+                SearchAttributePair(TENANT, job.tenant_id),
+                SearchAttributePair(PROTOCOL, job.protocol_id),
+                SearchAttributePair(STATE, str(job.status)),
+                SearchAttributePair(LANE, job.routing.lane),
+            ]
+        )
+
+
+async def _in_words(asked: Awaitable[T]) -> T:
+    try:
+        return await asked
+    except RPCError as error:
+        if error.status in _GONE:
+            raise NoWorkflow(error.message) from error
+        raise EngineDown(f"Temporal: {error.message}") from error
+    except WorkflowUpdateFailedError as error:
+        raise EngineDown(f"Temporal: {error.cause}") from error
+    except (OSError, RuntimeError) as error:  # what the client raises when it can't connect
+        raise EngineDown(f"Temporal can't be reached: {error}") from error
