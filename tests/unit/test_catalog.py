@@ -139,6 +139,20 @@ async def test_endless_conflicts_end_and_are_tried_again_at_the_next_look(files:
     assert len((await store.protocol_versions()).versions) == 1
 
 
+async def test_who_was_refused_reads_again_though_nobody_has_told_of_a_newer_revision(files: Files) -> None:
+    class Deaf(Store):
+        async def protocol_revision(self) -> int:
+            return 0
+
+    store, others = Deaf(), Files()
+    made, other = catalog(files, store), catalog(others, store)
+    await other.refresh()
+    await made.refresh()
+    others.put(protocol(protocol_id="y", request_type="Y"))
+    await other.refresh()
+    assert [version.key for version in (await store.protocol_versions()).versions] == [("X", 1), ("Y", 1)]
+
+
 async def test_what_did_not_change_stays_the_same_object(files: Files, store: Store) -> None:
     made, other = catalog(files, store), catalog(Files(), store)
     await made.refresh()

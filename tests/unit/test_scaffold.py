@@ -20,7 +20,7 @@ from lucius.scaffold import BadName, Names, names_for, taken, write_project
 from lucius.scaffold.project import FILES
 
 # Folders that some wheels leave behind.
-UNIMPORTED = {"build_area", "build_deps", "kokoro", "tmp"}
+UNIMPORTED = {"build_area", "build_deps", "google-stubs", "kokoro", "tmp"}
 LONGEST = "a" * 63 + "z"
 TEMPLATES = Path(__file__).parents[2] / "src" / "lucius" / "scaffold" / "templates"
 

