@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.postgres import PostgresServer, binaries
+from tests.support.temporal import TemporalServer
 
 # A test runner's own width, and settings a developer has exported, would change what the product prints and does.
 for name in [name for name in os.environ if name.startswith("LUCIUS_") or name in ("COLUMNS", "LINES", "NO_COLOR")]:
@@ -68,6 +69,14 @@ _EMPTY = """
         END IF;
     END $$
 """
+
+
+@pytest.fixture(scope="session")
+def temporal_server() -> Iterator[TemporalServer]:
+    """One for each process of the test run, without a memory. A test that stops it starts one of its own."""
+    server = TemporalServer().start()
+    yield server
+    server.remove()
 
 
 def need_postgres() -> None:
