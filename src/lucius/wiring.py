@@ -449,7 +449,9 @@ async def open_runtime(
         loops = {"reload": lambda: _reload(runtime), **runtime.admission.loops()}
         if runtime.temporal is not None:
             await runtime.temporal.start()
-            loops |= runtime.temporal.loops()
+            loops |= {"temporal": runtime.temporal.watch}
+            if role in (Role.WHOLE, Role.ENGINE):
+                loops |= runtime.temporal.loops(runtime.hub.stretch)
         tasks = [asyncio.create_task(supervised(*loop, runtime.metrics.loop_failed)) for loop in loops.items()]
         try:
             yield runtime

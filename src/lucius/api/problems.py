@@ -4,7 +4,7 @@ import msgspec
 import structlog
 
 from lucius.contract import Problem
-from lucius.ports.errors import EngineDown, LedgerDown, LedgerError, LedgerFull, VersionConflict
+from lucius.ports.errors import EngineDown, ForeignEngine, LedgerDown, LedgerError, LedgerFull, VersionConflict
 from lucius.service.errors import RejectCode, Rejected
 
 log = structlog.get_logger(__name__)
@@ -116,6 +116,9 @@ def ledger_refusal(error: LedgerError) -> Rejected:
             return Rejected(C.LEDGER_FULL, "the ledger's disk is full; nothing of this request was kept")
         case VersionConflict():
             return Rejected(C.LEDGER_CONTENDED, "the job is changing too fast; try again", retry_after_seconds=1)
+        case ForeignEngine():
+            log.error("a job of another engine", reason=str(error))
+            return Rejected(C.NOT_READY, f"{error}: set LUCIUS_ENGINE as it was until such jobs have ended")
         case EngineDown():
             log.warning("the engine is down", reason=str(error))
             return Rejected(C.NOT_READY, "the engine can't be reached right now", retry_after_seconds=2)

@@ -165,7 +165,7 @@ class Draft:
         before = old.status if old is not None else StepStatus.PENDING
         if (before, step.status) not in STEP_ARROWS or (old is not None and before not in TERMINAL_STEP):
             raise IllegalTransition(f"step {step.step_id} {before} -> {step.status}")
-        self._put(step)
+        self.put_step(step)
         active = self.job.active
         if step.status in TERMINAL_STEP:
             self._ended.append(EndedAttempt(step.step_id, step.attempt))
@@ -184,7 +184,7 @@ class Draft:
         if status is not step.status or status is StepStatus.DISPATCHING:
             self._check_arrow(step, status, fields)
         changed = replace(step, updated_at=self.now, **fields)
-        self._put(changed)
+        self.put_step(changed)
         if changed.status in TERMINAL_STEP and step.status not in TERMINAL_STEP:
             self._ended.append(EndedAttempt(step.step_id, changed.attempt))
             self.job = replace(self.job, active=tuple(s for s in self.job.active if s != step.step_id))
@@ -202,7 +202,7 @@ class Draft:
         self._ended.append(EndedAttempt(step.step_id, step.attempt))
         self.job = replace(self.job, attempts_total=self.job.attempts_total + 1)
 
-    def _put(self, step: Step) -> None:
+    def put_step(self, step: Step) -> None:
         self.steps[step.step_id] = self._changed[step.step_id] = step
         self._moved = True
 

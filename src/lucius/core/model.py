@@ -423,6 +423,8 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     runs: tuple[Run, ...] = ()
     engine: str = ""
     """What drives it; empty for the embedded one."""
+    last_act: str = ""
+    """The last thing a person did, by the name that such an engine gave it."""
 
     @property
     def tenant_id(self) -> str:

@@ -11,7 +11,7 @@ from lucius.core.decision import Applied
 from lucius.core.inputs import DeadlinePassed, Input, Repair
 from lucius.core.model import Instant
 from lucius.ports.clock import Clock
-from lucius.ports.errors import LedgerBusy, LedgerDown, LedgerFull
+from lucius.ports.errors import ForeignEngine, LedgerBusy, LedgerDown, LedgerFull
 from lucius.ports.ledger import Ledger
 from lucius.ports.peers import Presence
 from lucius.service.jobs import Jobs
@@ -126,6 +126,10 @@ class Sweeper:
             decision = await self._jobs.apply(job_id, (happened,))
         except (LedgerFull, LedgerBusy, LedgerDown):
             raise  # the store's trouble is everybody's: the loop backs off as a whole
+        except ForeignEngine as error:
+            self._later[job_id] = self._clock.now() + LATER_MS
+            log.error("a job waits for an engine that is not here", job_id=job_id, reason=str(error))
+            return False
         except Exception:
             self._on_action("failed")
             self._later[job_id] = self._clock.now() + LATER_MS

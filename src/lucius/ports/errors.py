@@ -9,6 +9,7 @@ LuciusError
 │   ├── LedgerFull           no space left: nothing of this commit was kept
 │   ├── LedgerDown           no connection: what was being committed may be durable or not
 │   │   └── EngineDown       the same of the engine that jobs are changed through
+│   ├── ForeignEngine        the job is another engine's to change, and there is none of that kind here
 │   ├── LedgerBusy           another process holds the ledger for writing
 │   ├── LedgerTooNew         written by a newer Lucius
 │   └── LedgerCorrupt        the file is not a ledger, or is damaged
@@ -63,6 +64,10 @@ class LedgerDown(LedgerError):
 
 
 class EngineDown(LedgerDown):
+    pass
+
+
+class ForeignEngine(LedgerError):
     pass
 
 

@@ -21,7 +21,15 @@ from lucius.core.model import ErrorInfo, Millis, OutboxRow
 from lucius.core.protocol import OF_THE_ENGINE
 from lucius.ports.bus import Publisher
 from lucius.ports.clock import Clock
-from lucius.ports.errors import BusDown, LedgerDown, LedgerError, LimitReached, MessageRefused, OutcomeUnknown
+from lucius.ports.errors import (
+    BusDown,
+    ForeignEngine,
+    LedgerDown,
+    LedgerError,
+    LimitReached,
+    MessageRefused,
+    OutcomeUnknown,
+)
 from lucius.ports.ledger import Ledger, Outbox, PendingQuery, Reader
 from lucius.service.directives import DirectiveWriter, seen_from
 from lucius.service.errors import RejectCode, Rejected
@@ -283,6 +291,9 @@ class Dispatcher:
         except LimitReached:
             self._capped.setdefault(row.service, asyncio.Lock())
             self._hub.hold(row.service, seen)
+            return None
+        except ForeignEngine as foreign:
+            log.error("an outbox row waits for an engine that is not here", job_id=row.job_id, reason=str(foreign))
             return None
         except Rejected as rejected:
             if rejected.code is not RejectCode.JOB_NOT_FOUND:

@@ -8,7 +8,7 @@ from lucius.core.decision import Decision, Env, JobView, MissingSteps
 from lucius.core.inputs import Input
 from lucius.core.model import Instant, Millis
 from lucius.ports.clock import Clock
-from lucius.ports.errors import LedgerFull, VersionConflict
+from lucius.ports.errors import ForeignEngine, LedgerFull, VersionConflict
 from lucius.ports.ledger import Ledger
 from lucius.service.errors import RejectCode, Rejected
 
@@ -30,6 +30,9 @@ class _Turn:
 
 class Jobs:
     """Applies inputs to jobs. Inputs for one job take turns here; across replicas the version guards."""
+
+    engines = frozenset({""})
+    """Whose jobs can be changed here while they live."""
 
     def __init__(self, ledger: Ledger, clock: Clock, env: Env) -> None:
         self._ledger = ledger
@@ -90,6 +93,8 @@ class Jobs:
             view = await self._ledger.load(job_id, wanted, fresh)
             if view is None:
                 raise Rejected(RejectCode.JOB_NOT_FOUND, f"there is no job {job_id}")
+            if view.job.engine not in self.engines and view.job.live:
+                raise ForeignEngine(f"job {job_id} is driven by {view.job.engine}, which this deployment does not use")
             try:
                 happened = await inputs(view) if callable(inputs) else inputs
             except Rejected:

@@ -9,13 +9,13 @@ from temporalio.exceptions import ApplicationError
 
 from lucius.core.decision import Applied, Decision
 from lucius.core.inputs import Cap, HandedOver, HandOverFailed
-from lucius.core.model import ErrorInfo, StepStatus
+from lucius.core.model import ErrorInfo, Job, StepStatus
 from lucius.engine.exchange import Exchange, failed_by
 from lucius.engine.temporal.wire import HandOver, Happened, Loaded, Projected, Projection, letter_of, pack
 from lucius.ports.bus import Publisher
 from lucius.ports.calls import Caller, Closed, Slot
 from lucius.ports.clock import Clock
-from lucius.ports.errors import BusDown, LimitReached, MessageRefused, OutcomeUnknown, VersionConflict
+from lucius.ports.errors import AlreadyAccepted, BusDown, LimitReached, MessageRefused, OutcomeUnknown, VersionConflict
 from lucius.ports.inbox import Inbox
 from lucius.ports.ledger import Ledger, Reader
 from lucius.service.dispatch import Dispatcher
@@ -59,22 +59,33 @@ class Activities:
     @activity.defn(name="project")
     async def project(self, projection: Projection) -> Projected:
         """Into the ledger, if it is at the version before. It never goes back."""
-        job = projection.job
-        view = await self._ledger.load(job.job_id)
-        if view is None:
-            return Projected(ledger=Loaded())
+        job, protocol = projection.job, projection.protocol
+        if protocol is None:
+            view = await self._ledger.load(job.job_id)
+            if view is None:
+                return Projected(ledger=Loaded())
+            protocol = view.protocol
         if projection.changes:
             try:
-                await self._ledger.commit(projection.decision(view.protocol))
+                await self._ledger.commit(projection.decision(protocol))
             except LimitReached as reached:
                 return Projected(full=Cap(reached.counter, reached.limit))
-            except VersionConflict:
+            except (VersionConflict, AlreadyAccepted):
                 found = await self.load_job(job.job_id)
                 if found.job is None or (found.job.version, found.job.event_hash) != (job.version, job.event_hash):
                     return Projected(ledger=found)
+        elif (found_instead := await self.compare(job)).ledger is not None:
+            return found_instead  # what we take for old news may be news to the ledger, which is ahead
         if projection.letters:
             await self._inbox.throw_away(projection.letters)
         return Projected()
+
+    @activity.defn(name="compare")
+    async def compare(self, job: Job) -> Projected:
+        """Whether the ledger has what the workflow knows."""
+        found = await self.load_job(job.job_id)
+        same = found.job is not None and (found.job.version, found.job.event_hash) == (job.version, job.event_hash)
+        return Projected() if same else Projected(ledger=found)
 
     @activity.defn(name="record_attempt_lease")
     async def record_attempt_lease(self, projection: Projection) -> Projected:

@@ -5,15 +5,17 @@ What is heard is first put into the ledger's inbox: whoever comes after us tells
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Protocol
 
 import structlog
 from msgspec.structs import replace
 
-from lucius.core.decision import CallbackReply, Decision, Env, Ignored, JobView, Reply
+from lucius.core.decision import Applied, CallbackReply, Decision, Env, Ignored, JobView, Reply
 from lucius.core.inputs import (
     Ack,
     Adopt,
+    Cap,
     Compensate,
     DeadlinePassed,
     Failed,
@@ -27,13 +29,13 @@ from lucius.core.inputs import (
     Skip,
     Succeeded,
 )
-from lucius.core.model import Disposition, JobStatus
+from lucius.core.model import Disposition, Instant, Job, JobStatus, Millis
 from lucius.engine.temporal.wire import Happened, letter_of, pack, packed_letter, unpacked_replies
 from lucius.engine.temporal.workflows import NoWorkflow, Workflows
 from lucius.ports.clock import Clock
 from lucius.ports.errors import EngineDown, LimitReached
 from lucius.ports.inbox import Inbox, Letter
-from lucius.ports.ledger import Ledger
+from lucius.ports.ledger import Ledger, Reader
 from lucius.service.jobs import Inputs, Jobs
 
 log = structlog.get_logger(__name__)
@@ -43,25 +45,61 @@ GRACE_MS = 5_000
 """A workflow minds its own clocks; so long after one has rung, somebody looks whether it is awake."""
 COALESCE_SECONDS = 0.2
 """A hand-over can wait this long for the callback that mostly follows: one signal instead of two."""
+COUNTERS_MS = 50
 MOST_UNREAD = 200
+MOST_REMEMBERED = 10_000
+LONGEST_PAUSE_MS: Millis = 300_000
+SURELY_HELD_MS: Millis = 1_000
 
 Reviving = Retry | Skip | Compensate | Adopt
 Clockwork = DeadlinePassed | Repair | RetryHandOver
 Said = Ack | Heartbeat | Succeeded | Failed | Poisoned
 
 
+class Repeats:
+    """When something may be said again: after a pause that doubles each time."""
+
+    def __init__(self, first_ms: Millis = 5_000) -> None:
+        self._first_ms = first_ms
+        self._next: dict[str, tuple[Instant, Millis]] = {}
+
+    def is_due(self, name: str, now: Instant) -> bool:
+        """Whether it is time; if so, it counts as said."""
+        at, pause = self._next.pop(name, (0, self._first_ms // 2))
+        due = now >= at
+        self._next[name] = (now + 2 * pause, min(2 * pause, LONGEST_PAUSE_MS)) if due else (at, pause)
+        while len(self._next) > MOST_REMEMBERED:
+            del self._next[next(iter(self._next))]
+        return due
+
+
+class Store(Ledger, Reader, Inbox, Protocol):
+    """All that a job is told, and read from."""
+
+
 class TemporalJobs(Jobs):
     """Jobs of another engine, and those that have ended, are changed as ever."""
 
-    def __init__(self, ledger: Ledger, clock: Clock, env: Env, inbox: Inbox, workflows: Workflows) -> None:
-        super().__init__(ledger, clock, env)
-        self._inbox = inbox
+    engines = frozenset({"", TEMPORAL})
+
+    def __init__(
+        self, store: Store, clock: Clock, env: Env, workflows: Workflows, *, refuses_when_down: bool = False
+    ) -> None:
+        """With `refuses_when_down`, no command is accepted that could not be started at once."""
+        super().__init__(store, clock, env)
+        self._reader: Reader = store
+        self._inbox: Inbox = store
         self._workflows = workflows
+        self._refuses_when_down = refuses_when_down
+        self._counters: tuple[Instant, dict[str, int]] = 0, {}
+        self._told, self._asked = Repeats(), Repeats(first_ms=60_000)
         self._handed_over: dict[str, list[Happened]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def create(self, inputs: Sequence[Input]) -> Decision:
         """The job is durable as QUEUED, which is also the intent to start its workflow: until it has, it is due."""
+        if self._refuses_when_down and self._workflows.down:
+            raise EngineDown(f"Temporal: {self._workflows.down}")
         decision = await super().create(inputs)
         if decision.job.engine == TEMPORAL:
             self._in_background(self._start(decision))
@@ -75,6 +113,7 @@ class TemporalJobs(Jobs):
             seen.append((view, happened))
             return happened
 
+        began_at = self._clock.now()
         weighed = await self.weigh(job_id, noted, step_id, fresh=True)
         view, happened = seen[-1]
         if view.job.engine != TEMPORAL:
@@ -87,7 +126,7 @@ class TemporalJobs(Jobs):
         if not weighed.changes:
             return weighed
         if all(isinstance(one, HandedOver) for one in happened):
-            return await self._give_out(view, weighed, happened)
+            return await self._give_out(view, weighed, happened, began_at)
         if all(isinstance(one, Said) for one in happened):
             return await self._tell(view, weighed, happened, inputs, step_id)
         (asked,) = happened
@@ -95,17 +134,35 @@ class TemporalJobs(Jobs):
 
     async def close(self) -> None:
         """Hand-overs that wait for company are told now."""
-        for job_id in list(self._handed_over):
-            await self._tell_hand_overs(job_id)
+        await asyncio.gather(*(self._tell_hand_overs(job_id) for job_id in list(self._handed_over)))
         for task in self._tasks:
             task.cancel()
 
     async def read_inbox(self) -> int:
-        """Tell what those did not who died after they had put it in, or while Temporal was away."""
-        letters = await self._inbox.unread(self._clock.now() - GRACE_MS, MOST_UNREAD)
-        for letter in letters:
+        """Tell what those did not who died after they had put it in, or while Temporal was away. How many there were
+        to tell: what was told waits for its workflow, and is told again ever more seldom."""
+        now = self._clock.now()
+        letters = await self._inbox.unread(now - GRACE_MS, MOST_UNREAD)
+        due = [letter for letter in letters if self._told.is_due(letter.letter_id, now)]
+        for letter in due:
             await self._deliver(letter)
-        return len(letters)
+        return len(due)
+
+    async def compare_all(self) -> int:
+        """Workflows that run though the ledger does not know their jobs, or takes them for ended, are told to look.
+
+        What the ledger takes for alive and nobody minds is found by its clock, or by the lack of one.
+        """
+        told = 0
+        async for job_id in self._workflows.running():
+            view = await self._ledger.load(job_id, fresh=True)
+            if view is None or not view.job.live:
+                with suppress(NoWorkflow):  # it has just ended, as the ledger says
+                    await self._workflows.tell(job_id, "look", [])
+                    told += 1
+        if told:
+            log.warning("workflows run whose jobs the ledger takes for ended, told to compare", workflows=told)
+        return told
 
     async def _deliver(self, letter: Letter) -> None:
         view = await self._ledger.load(letter.job_id, fresh=True)
@@ -128,25 +185,55 @@ class TemporalJobs(Jobs):
 
     async def _see_to(self, view: JobView) -> None:
         """A job that waits to be started, or whose clock rang a while ago."""
-        job = view.job
+        job, now = view.job, self._clock.now()
+        if not job.live:
+            return
         if job.status is JobStatus.QUEUED:
-            await self._workflows.start(job)
-        elif job.due_at is None or job.due_at + GRACE_MS < self._clock.now():
-            try:
-                await self._workflows.tell(job.job_id, "look", [])
-            except NoWorkflow:
-                log.warning("a job had no workflow, started anew", job_id=job.job_id)
+            if job.created_at + GRACE_MS < now:
+                log.warning("drift repaired: a job's workflow was never started", job_id=job.job_id)
                 await self._workflows.start(job)
+        elif job.due_at is None or job.due_at + GRACE_MS < now:
+            await self.look_after(job)
 
-    async def _give_out(self, view: JobView, weighed: Decision, happened: tuple[Input, ...]) -> Decision:
+    async def look_after(self, job: Job) -> None:
+        """Somebody must mind it: its workflow, or one that is started anew and goes on from the ledger.
+
+        One that runs is asked now and then whether it knows more than the ledger; mostly its worker is away.
+        """
+        if not await self._workflows.runs(job.job_id):
+            log.warning("drift repaired: a live job had no workflow", job_id=job.job_id, status=str(job.status))
+            await self._workflows.start(job)
+        elif self._asked.is_due(job.job_id, self._clock.now()):
+            with suppress(NoWorkflow):
+                await self._workflows.tell(job.job_id, "look", [])
+
+    async def _give_out(
+        self, view: JobView, weighed: Decision, happened: tuple[Input, ...], began_at: Instant
+    ) -> Decision:
         """To whoever puts the letter in. The workflow hears of it with the next callback, or in a moment."""
+        for cap in (cap for one in happened if isinstance(one, HandedOver) for cap in one.caps):
+            await self._require_room(cap)
+        happened = tuple(replace(one, caps=()) if isinstance(one, HandedOver) else one for one in happened)
         letter = letter_of(view.job.job_id, happened, self._clock.now())
         if not (await self._inbox.put([letter]))[0]:
             return _unchanged(view, Ignored("this attempt does not wait to be handed over"))
+        if self._clock.now() - began_at > SURELY_HELD_MS:  # another may have given it out, and its letter be gone
+            again = await self.weigh(view.job.job_id, happened, step_id=_step_of(happened), fresh=True)
+            if not isinstance(again.reply, Applied):
+                await self._inbox.throw_away([letter.letter_id])
+                return again
         waiting = self._handed_over.setdefault(view.job.job_id, [])
         waiting += [pack(one, letter.letter_id) for one in happened]
         self._in_background(self._tell_hand_overs(view.job.job_id, COALESCE_SECONDS))
         return weighed
+
+    async def _require_room(self, cap: Cap) -> None:
+        """As of a moment ago: no commit guards it, so what is on its way to the ledger goes over the cap."""
+        now = self._clock.now()
+        if now - self._counters[0] > COUNTERS_MS:
+            self._counters = now, await self._reader.counters()
+        if self._counters[1].get(cap.counter, 0) + len(self._handed_over) >= cap.limit:
+            raise LimitReached(cap.counter, cap.limit)
 
     async def _tell_hand_overs(self, job_id: str, seconds: float = 0.0) -> None:
         await asyncio.sleep(seconds)
@@ -187,6 +274,10 @@ class TemporalJobs(Jobs):
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _step_of(happened: Sequence[Input]) -> str | None:
+    return next((one.step_id for one in happened if isinstance(one, HandedOver)), None)
 
 
 def _signal(happened: Sequence[Input]) -> str:

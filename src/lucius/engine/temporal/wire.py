@@ -80,10 +80,13 @@ class Projection(Struct, frozen=True, kw_only=True, omit_defaults=True):
     counters: dict[str, int] = {}
     caps: tuple[Cap, ...] = ()
     letters: tuple[str, ...] = ()
+    protocol: Protocol | None = None
     changes: bool = True
+    creates: bool = False
 
     def decision(self, protocol: Protocol) -> Decision:
-        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "letters"}
+        known = ("letters", "protocol")
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in known}
         return Decision(**fields, replies=(), protocol=protocol)
 
 
@@ -99,13 +102,15 @@ def projection(decision: Decision, outbox: tuple[OutboxRow, ...], letters: tuple
         counters=decision.counters,
         caps=decision.caps,
         letters=letters,
+        protocol=decision.protocol if decision.creates else None,
         changes=decision.changes,
+        creates=decision.creates,
     )
 
 
 class Projected(Struct, frozen=True, omit_defaults=True):
-    """`full` names the limit that refused it. `ledger` is what was found there instead of the version before: a worker
-    that died had written more than Temporal knows of."""
+    """`full` names the limit that refused it. `ledger` is what was found there instead of the version before: more than
+    Temporal knows of, if a worker died that had written it; or less, if a backup was put back."""
 
     full: Cap | None = None
     ledger: Loaded | None = None

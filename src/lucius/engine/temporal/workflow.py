@@ -7,6 +7,7 @@ it had in hand once more: the fence on attempts makes that safe.
 """
 
 import asyncio
+import hashlib
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from datetime import timedelta
@@ -17,11 +18,14 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from msgspec.structs import replace
+
     from lucius.core.decide import decide_all
-    from lucius.core.decision import Decision, Env, JobView
+    from lucius.core.decision import Applied, Decision, Env, JobView
     from lucius.core.inputs import DeadlinePassed, HandedOver, Input, Start
     from lucius.core.model import NEVER, Instant, JobStatus, OutboxRow, OutboxStatus, StepStatus
     from lucius.core.protocol import HTTP_SERVICE, WEBHOOK_SERVICE
+    from lucius.core.restore import restored
     from lucius.core.routing import topic
     from lucius.engine.temporal.rules import rules
     from lucius.engine.temporal.search import STATE
@@ -42,6 +46,7 @@ with workflow.unsafe.imports_passed_through():
     )
 
 LOOK_AGAIN_MS = 1_000
+MOST_REMEMBERED = 200
 LONGEST_TIMER_MS = 30 * 86_400_000
 MOST_AT_ONCE = 10
 """Inputs in one decision, which touches a few dozen rows at most."""
@@ -56,10 +61,13 @@ ONCE = RetryPolicy(maximum_attempts=1)
 class _Waiting:
     """What happened, and who waits for what became of it."""
 
-    def __init__(self, happened: Input, letter: str = "", answer: "asyncio.Future[Answer] | None" = None) -> None:
+    def __init__(
+        self, happened: Input, letter: str = "", answer: "asyncio.Future[Answer] | None" = None, act_id: str = ""
+    ) -> None:
         self.happened = happened
         self.letter = letter
         self.answer = answer
+        self.act_id = act_id
 
 
 @workflow.defn(name=WORKFLOW)
@@ -68,8 +76,9 @@ class JobWorkflow:
     def __init__(self, begin: Begin) -> None:
         self._begin = begin
         self._env = Env(
-            new_id=_new_lease_id, jitter=workflow.random().random, defaults=begin.defaults, tools=rules.tools
+            new_id=self._new_id, jitter=workflow.random().random, defaults=begin.defaults, tools=rules.tools
         )
+        self._ids = 0
         self._view: JobView | None = None
         self._waiting: deque[_Waiting] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -77,6 +86,10 @@ class JobWorkflow:
         """Attempts that are being published or called out for."""
         self._timer: asyncio.Task[None] | None = None
         self._rings_at: Instant | None = None
+        self._in_doubt = False
+        self._read: dict[str, None] = {}
+        """Letters that are in the history already, the last of them."""
+        self._still_there: dict[str, None] = {}
         self._looks_again_at: Instant = 0
         self._told_state = ""
 
@@ -91,7 +104,10 @@ class JobWorkflow:
         self._take_up(loaded)
         while True:
             while self._has_work():
-                await self._turn()
+                if self._in_doubt:
+                    await self._compare()
+                else:
+                    await self._turn()
             if not self._job.job.live and not self._tasks and workflow.all_handlers_finished():
                 return self._end()
             if self._may_begin_anew():
@@ -119,14 +135,16 @@ class JobWorkflow:
 
     @workflow.signal(name="look")
     def look(self, said: list[Happened]) -> None:
-        """Somebody doubts that we are awake."""
+        """What was told before and may not have been heard; or somebody doubts that the ledger has what we know."""
+        self._in_doubt = self._in_doubt or not said
         self._hear(said)
 
     @workflow.update(name=ACT)
     async def act(self, asked: Happened) -> Answer:
         """What a person does; answered when it is in the ledger."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(unpack(asked), answer=answer))
+        about = workflow.current_update_info()
+        self._waiting.append(_Waiting(unpack(asked), answer=answer, act_id=about.id if about else ""))
         return await answer
 
     @workflow.query(name="status")
@@ -134,9 +152,20 @@ class JobWorkflow:
         return "" if self._view is None else str(self._view.job.status)
 
     def _hear(self, said: Sequence[Happened]) -> None:
-        self._waiting.extend(_Waiting(unpack(happened), happened.letter) for happened in said)
+        """What we have read already is told again by those who find it in the inbox still."""
+        self._still_there |= dict.fromkeys(happened.letter for happened in said if happened.letter in self._read)
+        new = (happened for happened in said if happened.letter not in self._read)
+        self._waiting.extend(_Waiting(unpack(happened), happened.letter) for happened in new)
 
     # Deciding
+
+    def _new_id(self) -> str:
+        """Of all decisions about one version only one is ever committed, so no two attempts share an id. A random
+        generator begins anew with each replay, and would give the same twice."""
+        job = self._job.job
+        self._ids += 1
+        said = f"{workflow.info().run_id} {job.version} {job.event_hash} {self._ids}"
+        return hashlib.sha256(said.encode()).hexdigest()[:24]
 
     @property
     def _job(self) -> JobView:
@@ -146,22 +175,26 @@ class JobWorkflow:
     async def _turn(self) -> None:
         """One decision, and what follows from it."""
         batch = self._next_batch()
-        inputs = [waiting.happened for waiting in batch] or [DeadlinePassed()]
+        self._ids = 0
         now = max(_now(), self._job.job.updated_at)
+        inputs: list[Input] = [waiting.happened for waiting in batch]
+        if not batch and is_due(self._job.job, now):
+            inputs.append(DeadlinePassed())
         decision = decide_all(self._job, inputs, now, self._env)
-        letters = tuple(waiting.letter for waiting in batch if waiting.letter)
+        if batch and batch[0].act_id:
+            decision = replace(decision, job=replace(decision.job, last_act=batch[0].act_id))
+        letters = (*(waiting.letter for waiting in batch if waiting.letter), *self._still_there)
+        self._still_there.clear()
         if decision.changes or letters:
             found = await self._project(decision, letters)
             if found.ledger is not None:
-                self._adopt(found.ledger)
                 self._waiting.extendleft(reversed(batch))
+                await self._reconcile(found.ledger)
                 return
             if found.full is not None:
                 _tell(batch, Answer(full=found.full))
                 return
-            self._view = advanced(self._job, decision)
-            self._hand_over(decision.outbox)
-            self._tell_state()
+            self._went_on(decision, letters)
         elif not batch:
             self._looks_again_at = now + LOOK_AGAIN_MS  # nothing came of it: time alone may change that
         for waiting, reply in zip(batch, decision.replies, strict=False):
@@ -200,12 +233,43 @@ class JobWorkflow:
         )
         return found
 
-    def _adopt(self, loaded: Loaded) -> None:
-        view = _view(loaded)
-        if view is None:
-            raise ApplicationError("the job is gone from the ledger", type="GONE", non_retryable=True)
-        self._view = view
-        self._take_up(view)
+    def _went_on(self, decision: Decision, letters: tuple[str, ...] = ()) -> None:
+        self._view = advanced(self._job, decision)
+        self._hand_over(decision.outbox)
+        self._tell_state()
+        self._read |= dict.fromkeys(letters)
+        while len(self._read) > MOST_REMEMBERED:
+            del self._read[next(iter(self._read))]
+
+    async def _compare(self) -> None:
+        self._in_doubt = False
+        found: Projected = await workflow.execute_local_activity(
+            "compare",
+            self._job.job,
+            result_type=Projected,
+            start_to_close_timeout=LEDGER_SECONDS,
+            retry_policy=PATIENT,
+        )
+        if found.ledger is not None:
+            await self._reconcile(found.ledger)
+
+    async def _reconcile(self, found: Loaded) -> None:
+        """If the ledger is ahead, somebody died who had written more than Temporal heard of: it is taken at its word.
+        If it is behind, it has lost something: it is told anew."""
+        view, known = _view(found), self._job
+        if view is not None and view.job.version >= known.job.version:
+            self._view = view
+            self._take_up(view)
+            if self._waiting and self._waiting[0].act_id and self._waiting[0].act_id == view.job.last_act:
+                _tell([self._waiting.popleft()], Answer(packed_replies((Applied(),))))
+            return
+        decision = restored(known, view, max(_now(), known.job.updated_at), self._env)
+        again = await self._project(decision, ())
+        if again.ledger is None:
+            workflow.logger.warning("the ledger was behind and has been told anew")
+            self._went_on(decision)
+        else:
+            self._in_doubt = True  # somebody was faster
 
     def _take_up(self, view: JobView) -> None:
         """What was decided before, by whoever it was, and may not have been seen to."""
@@ -291,7 +355,11 @@ class JobWorkflow:
 
     def _has_work(self) -> bool:
         now = _now()
-        return bool(self._waiting) or (is_due(self._job.job, now) and now >= self._looks_again_at)
+        return (
+            bool(self._waiting or self._still_there)
+            or self._in_doubt
+            or (is_due(self._job.job, now) and now >= self._looks_again_at)
+        )
 
     def _has_news(self) -> bool:
         if self._has_work() or self._wants_timer():
@@ -368,7 +436,3 @@ def _tell(batch: Sequence[_Waiting], answer: Answer) -> None:
 
 def _now() -> Instant:
     return round(workflow.now().timestamp() * 1000)
-
-
-def _new_lease_id() -> str:
-    return f"{workflow.random().getrandbits(96):024x}"

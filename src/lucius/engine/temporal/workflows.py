@@ -1,12 +1,19 @@
 """Temporal, as the API needs it: start a job's workflow, tell it something, or ask it to do something."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import structlog
 from msgspec.structs import replace
-from temporalio.client import Client, WithStartWorkflowOperation, WorkflowUpdateFailedError
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.client import (
+    Client,
+    WithStartWorkflowOperation,
+    WorkflowExecutionStatus,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
 from temporalio.common import (
     SearchAttributePair,
     TypedSearchAttributes,
@@ -27,7 +34,7 @@ T = TypeVar("T")
 CALL_SECONDS = timedelta(seconds=5)
 ACT_SECONDS = timedelta(seconds=30)
 
-_GONE = frozenset({RPCStatusCode.NOT_FOUND})
+RUNNING = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running'"
 
 
 class NoWorkflow(Exception):
@@ -52,11 +59,13 @@ class Workflows:
         self._begin = begin
         self._searchable = searchable
         self._eager = eager
+        self.down = ""
+        """Why Temporal could not be reached the last time; empty if it could."""
 
     async def start(self, job: Job) -> None:
         """Unless it runs. Raises EngineDown."""
         client = await self._connected()
-        await _in_words(
+        await self._in_words(
             client.start_workflow(
                 WORKFLOW,
                 self._argument(job),
@@ -74,7 +83,7 @@ class Workflows:
         """Durably. Raises NoWorkflow or EngineDown."""
         client = await self._connected()
         handle = client.get_workflow_handle(job_id)
-        await _in_words(handle.signal(signal, list(said), rpc_timeout=CALL_SECONDS))
+        await self._in_words(handle.signal(signal, list(said), rpc_timeout=CALL_SECONDS))
 
     async def act(self, job: Job, asked: Happened) -> Answer:
         """Answered when it is in the ledger; started for it if need be. Raises EngineDown."""
@@ -91,20 +100,37 @@ class Workflows:
         update = client.execute_update_with_start_workflow(
             ACT, asked, start_workflow_operation=start, result_type=Answer, rpc_timeout=ACT_SECONDS
         )
-        answer: Answer = await _in_words(update)
+        answer: Answer = await self._in_words(update)
         return answer
 
     async def runs(self, job_id: str) -> bool:
+        """Asking leaves no trace in its history. Raises EngineDown."""
         client = await self._connected()
         try:
-            about = await _in_words(client.get_workflow_handle(job_id).describe(rpc_timeout=CALL_SECONDS))
+            about = await self._in_words(client.get_workflow_handle(job_id).describe(rpc_timeout=CALL_SECONDS))
         except NoWorkflow:
             return False
-        return about.status is not None and about.status.name == "RUNNING"
+        return about.status is WorkflowExecutionStatus.RUNNING
+
+    async def running(self) -> AsyncIterator[str]:
+        """The jobs whose workflows run, as far as Temporal's index knows. Raises EngineDown."""
+        client = await self._connected()
+        found = client.list_workflows(RUNNING, page_size=1_000, rpc_timeout=CALL_SECONDS)
+        while (workflow := await self._in_words(anext(found, None))) is not None:
+            yield workflow.id
+
+    async def check(self) -> None:
+        """Find out whether Temporal answers."""
+        try:
+            client = await self._connected()
+            asked = DescribeNamespaceRequest(namespace=client.namespace)
+            await self._in_words(client.workflow_service.describe_namespace(asked, timeout=CALL_SECONDS))
+        except (EngineDown, NoWorkflow) as error:
+            log.debug("Temporal does not answer", reason=str(error))
 
     async def _connected(self) -> Client:
         if self._client is None:
-            client = await _in_words(self._connect())
+            client = await self._in_words(self._connect())
             self._searchable = self._searchable and await make_searchable(client)
             self._client = client
         return self._client
@@ -124,15 +150,19 @@ class Workflows:
             ]
         )
 
-
-async def _in_words(asked: Awaitable[T]) -> T:
-    try:
-        return await asked
-    except RPCError as error:
-        if error.status in _GONE:
-            raise NoWorkflow(error.message) from error
-        raise EngineDown(f"Temporal: {error.message}") from error
-    except WorkflowUpdateFailedError as error:
-        raise EngineDown(f"Temporal: {error.cause}") from error
-    except (OSError, RuntimeError) as error:  # what the client raises when it can't connect
-        raise EngineDown(f"Temporal can't be reached: {error}") from error
+    async def _in_words(self, asked: Awaitable[T]) -> T:
+        try:
+            answer = await asked
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND and "amespace" not in error.message:
+                self.down = ""
+                raise NoWorkflow(error.message) from error
+            self.down = error.message
+            raise EngineDown(f"Temporal: {error.message}") from error
+        except (WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
+            raise EngineDown(f"Temporal: {error.__cause__ or error}") from error
+        except (OSError, RuntimeError) as error:  # what the client raises when it can't connect
+            self.down = str(error)
+            raise EngineDown(f"Temporal can't be reached: {error}") from error
+        self.down = ""
+        return answer
