@@ -3,6 +3,7 @@
 import base64
 import os
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -38,6 +39,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     temporal_keys: dict[str, bytes] = field(default_factory=dict)
     temporal_search_attributes: bool = True
     temporal_down: Literal["accept", "refuse"] = "accept"
+    temporal_workflow_slots: int = 100
+    temporal_activity_slots: int = 100
+    temporal_cached_workflows: int = 2_000
+    temporal_pollers: int = 100
+    temporal_metrics: str = ""
+    temporal_ui_url: str = ""
     api_engine: bool = True
     drain_delay: float = 0.0
     drain_seconds: float = DRAIN_SECONDS
@@ -104,13 +111,19 @@ def load_settings(env: Mapping[str, str] = os.environ, **overrides: object) -> S
         "temporal_task_queue": read.text("LUCIUS_TEMPORAL_TASK_QUEUE", "lucius"),
         "temporal_api_key": read.text("LUCIUS_TEMPORAL_API_KEY", ""),
         "temporal_tls": read.choice("LUCIUS_TEMPORAL_TLS", "off", ("on", "off")) == "on",
-        "temporal_ca_file": read.path("LUCIUS_TEMPORAL_CA_FILE"),
-        "temporal_cert_file": read.path("LUCIUS_TEMPORAL_CERT_FILE"),
-        "temporal_key_file": read.path("LUCIUS_TEMPORAL_KEY_FILE"),
+        "temporal_ca_file": read.file("LUCIUS_TEMPORAL_CA_FILE"),
+        "temporal_cert_file": read.file("LUCIUS_TEMPORAL_CERT_FILE"),
+        "temporal_key_file": read.file("LUCIUS_TEMPORAL_KEY_FILE"),
         "temporal_server_name": read.text("LUCIUS_TEMPORAL_SERVER_NAME", ""),
         "temporal_keys": read.keys("LUCIUS_TEMPORAL_KEYS"),
         "temporal_search_attributes": read.choice("LUCIUS_TEMPORAL_SEARCH_ATTRIBUTES", "on", ("on", "off")) == "on",
         "temporal_down": read.choice("LUCIUS_TEMPORAL_DOWN", "accept", ("accept", "refuse")),
+        "temporal_workflow_slots": read.whole("LUCIUS_TEMPORAL_WORKFLOW_SLOTS", 100, 2),
+        "temporal_activity_slots": read.whole("LUCIUS_TEMPORAL_ACTIVITY_SLOTS", 100, 1),
+        "temporal_cached_workflows": read.whole("LUCIUS_TEMPORAL_CACHED_WORKFLOWS", 2_000, 0),
+        "temporal_pollers": read.whole("LUCIUS_TEMPORAL_POLLERS", 100, 2),
+        "temporal_metrics": read.address("LUCIUS_TEMPORAL_METRICS"),
+        "temporal_ui_url": read.text("LUCIUS_TEMPORAL_UI_URL", "").rstrip("/"),
         "api_engine": read.choice("LUCIUS_API_ENGINE", "on", ("on", "off")) == "on",
         "drain_delay": read.number("LUCIUS_DRAIN_DELAY", 0.0, 0.0),
         "drain_seconds": read.number("LUCIUS_DRAIN_SECONDS", DRAIN_SECONDS, 0.0),
@@ -183,6 +196,28 @@ class _Reader:
     def path(self, name: str) -> Path | None:
         value = self.text(name, "")
         return Path(value).resolve() if value else None
+
+    def file(self, name: str) -> Path | None:
+        """One that is there already."""
+        path = self.path(name)
+        if path is not None and not path.is_file():
+            raise SettingsError(f"{name}: there is no file {path}")
+        return path
+
+    def address(self, name: str) -> str:
+        """`host:port`, the host a number, as those want it who listen there."""
+        value = self.text(name, "")
+        host, _, port = value.rpartition(":")
+        try:
+            if value:
+                ip_address(host.strip("[]"))
+                if not 0 < int(port) < 65_536:
+                    raise ValueError
+        except ValueError:
+            raise SettingsError(
+                f"{name} must be an IP address and a port, like 0.0.0.0:9091, and is {value!r}"
+            ) from None
+        return value
 
     def number(self, name: str, default: float, least: float) -> float:
         value = self.text(name, "")

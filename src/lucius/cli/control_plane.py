@@ -58,7 +58,7 @@ async def serving(
     """A control plane that answers on `listener`; the task ends only if the server does."""
     _log_through_structlog()
     async with open_runtime(settings, role=role, drain=drain) as runtime:
-        app = health_app if role is Role.ENGINE else create_app
+        app = health_app if role in (Role.ENGINE, Role.WORKER) else create_app
         config = uvicorn.Config(
             app(lambda: nullcontext(runtime)),
             log_config=None,
@@ -89,9 +89,9 @@ async def _let_go(runtime: Runtime, server: uvicorn.Server, serving: asyncio.Tas
 
 
 @asynccontextmanager
-async def driving(settings: Settings, drain: Drain) -> AsyncIterator[None]:
+async def driving(settings: Settings, drain: Drain, role: Role) -> AsyncIterator[None]:
     """The engine alone, and nobody who could ask how it is."""
-    async with open_runtime(settings, role=Role.ENGINE, drain=drain):
+    async with open_runtime(settings, role=role, drain=drain):
         try:
             yield
         finally:

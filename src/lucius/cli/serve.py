@@ -1,4 +1,4 @@
-"""Commands that run until stopped: `dev`, `api`, `reconciler`, `service`."""
+"""Commands that run until stopped: `dev`, `api`, `reconciler`, `temporal-worker`, `service`."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -18,6 +18,9 @@ from lucius.cli.errors import CliError, Misused, guarded, run
 from lucius.cli.render import out
 from lucius.observability.logs import configure_logging
 from lucius.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from lucius.observability.readiness import Role
 
 SERVICES = ("ocr", "embedding", "sis")
 READY_SECONDS = 30.0
@@ -31,6 +34,7 @@ HealthPort = Annotated[
     int | None,
     typer.Option(help="Serve /healthz, /readyz and /metrics here", min=0, max=65535, envvar="LUCIUS_HEALTH_PORT"),
 ]
+HealthHost = Annotated[str, typer.Option(help="Address for that")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one", min=0, max=65535)]
 
 
@@ -193,29 +197,69 @@ async def _api(host: str, port: int, data_dir: Path | None, engine: bool | None)
 def reconciler(
     data_dir: DataDir = None,
     health_port: HealthPort = None,
-    health_host: Annotated[str, typer.Option(help="Address for that")] = "0.0.0.0",
+    health_host: HealthHost = "0.0.0.0",
 ) -> None:
     """Run the engine without the API, for ledgers that several processes may share. As many of them as you like.
 
     SIGTERM drains: what is being handed over or called has LUCIUS_DRAIN_SECONDS, the rest goes to the others.
     """
-    die_with_parent()
-    run(lambda: _reconciler(data_dir, health_host, health_port), fast_loop=True)
-
-
-async def _reconciler(data_dir: Path | None, health_host: str, health_port: int | None) -> None:
-    from lucius.cli.control_plane import drain_on_signals, driving, listen, serving, until_stopped  # noqa: PLC0415
     from lucius.observability.readiness import Role  # noqa: PLC0415
 
+    die_with_parent()
+    settings = guarded(lambda: load_settings(data_dir=data_dir))
+    run(lambda: _without_api(settings, Role.ENGINE, health_host, health_port), fast_loop=True)
+
+
+def temporal_worker(
+    data_dir: DataDir = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            "--health-port",
+            "--port",
+            help="Serve /healthz, /readyz and /metrics here",
+            min=0,
+            max=65535,
+            envvar="LUCIUS_HEALTH_PORT",
+        ),
+    ] = None,
+    health_host: HealthHost = "0.0.0.0",
+) -> None:
+    """Run the jobs' workflows for Temporal (LUCIUS_ENGINE=temporal). As many of them as you like.
+
+    For ledgers that several processes may share; with SQLite the API's process does this too. SIGTERM drains: what is
+    under way has LUCIUS_DRAIN_SECONDS, the rest goes to the others.
+    """
+    from lucius.observability.readiness import Role  # noqa: PLC0415
+
+    die_with_parent()
+    settings = guarded(lambda: _for_temporal(load_settings(data_dir=data_dir)))
+    run(lambda: _without_api(settings, Role.WORKER, health_host, health_port), fast_loop=True)
+
+
+def _for_temporal(settings: Settings) -> Settings:
+    """Raises Misused if a worker would have nothing to do, or nothing to do it with."""
+    if settings.engine != "temporal":
+        raise Misused(f"LUCIUS_ENGINE is {settings.engine}: set LUCIUS_ENGINE=temporal, here and for the API")
+    if not settings.shares_ledger:
+        raise Misused(
+            f"a {settings.ledger_scheme} ledger belongs to one process: the one that hosts the API works for Temporal, "
+            "too. A worker of its own needs a ledger that processes can share (LUCIUS_LEDGER_URL=postgresql://…)"
+        )
+    return settings
+
+
+async def _without_api(settings: Settings, role: "Role", health_host: str, health_port: int | None) -> None:
+    from lucius.cli.control_plane import drain_on_signals, driving, listen, serving, until_stopped  # noqa: PLC0415
+
     drain = drain_on_signals()
-    settings = load_settings(data_dir=data_dir)
     configure_logging(settings.log_level, settings.log_format)
     if health_port is None:
-        async with driving(settings, drain):
+        async with driving(settings, drain, role):
             await drain.asked.wait()
         return
     with listen(health_host, health_port) as listener:
-        async with serving(settings, listener, drain, Role.ENGINE) as server:
+        async with serving(settings, listener, drain, role) as server:
             await until_stopped(server, drain)
 
 
