@@ -33,13 +33,13 @@ def env_of(temporal: TemporalServer, ledger: str, queue: str = "lucius", **more:
     }
 
 
-def run_ocr(front: Server, number: int) -> Json:
+def run_ocr(front: Server, number: int) -> None:
     """A job of one step, from its submission to its end."""
     job_id = front.api.submit(a_command(number))
     (directive,) = until(lambda: front.api.pull("ocr"), "the directive is given out")
     assert directive["jobId"] == job_id
     assert front.api.call_back("result", directive, status="SUCCEEDED")[0] == 200
-    return until(lambda: _succeeded(front, job_id), "the job has succeeded", SOON)
+    until(lambda: _succeeded(front, job_id), "the job has succeeded")
 
 
 def _succeeded(front: Server, job_id: str) -> Json | None:

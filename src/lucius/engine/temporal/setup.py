@@ -1,32 +1,27 @@
 """The Temporal engine as the settings want it: what tells workflows, and, where it is asked for, what runs them."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 from temporalio.client import Client
+from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 
 from lucius.core.decision import Env
 from lucius.engine.exchange import Exchange
 from lucius.engine.temporal.activities import Activities
 from lucius.engine.temporal.client import Address, connect
-from lucius.engine.temporal.jobs import TemporalJobs
+from lucius.engine.temporal.jobs import Store, TemporalJobs
 from lucius.engine.temporal.wire import Begin
-from lucius.engine.temporal.worker import TemporalWorker
+from lucius.engine.temporal.worker import Slots, TemporalWorker
 from lucius.engine.temporal.workflows import Workflows
 from lucius.ports.bus import Publisher
 from lucius.ports.calls import Caller
 from lucius.ports.clock import Clock
-from lucius.ports.inbox import Inbox
-from lucius.ports.ledger import Ledger, Reader
 from lucius.service.dispatch import Dispatcher
-from lucius.settings import Settings
+from lucius.settings import Settings, SettingsError
 
-INBOX_SECONDS = 2.0
-
-
-class Store(Ledger, Reader, Inbox, Protocol):
-    pass
+INBOX_SECONDS, WORKFLOWS_SECONDS, WATCH_SECONDS = 2.0, 60.0, 2.0
 
 
 class TemporalEngine:
@@ -36,7 +31,7 @@ class TemporalEngine:
         self, settings: Settings, store: Store, clock: Clock, env: Env, *, publishes: bool, works: bool
     ) -> None:
         self._settings = settings
-        self._connection = _Connection(address_of(settings))
+        self._connection = _Connection(address_of(settings), settings.temporal_metrics)
         self._works = works
         self._worker: TemporalWorker | None = None
         workflows = Workflows(
@@ -46,7 +41,8 @@ class TemporalEngine:
             searchable=settings.temporal_search_attributes,
             eager=works,
         )
-        self.jobs = TemporalJobs(store, clock, env, store, workflows)
+        self._workflows = workflows
+        self.jobs = TemporalJobs(store, clock, env, workflows, refuses_when_down=settings.temporal_down == "refuse")
 
     def prepare(
         self,
@@ -71,14 +67,31 @@ class TemporalEngine:
             exchange=Exchange(caller=caller, ledger=store, clock=clock, env=env),
             clock=clock,
         )
-        self._worker = TemporalWorker(self._connection, self._settings.temporal_task_queue, activities, env.tools)
+        self._worker = TemporalWorker(
+            self._connection, self._settings.temporal_task_queue, activities, env.tools, slots_of(self._settings)
+        )
 
     async def start(self) -> None:
         if self._worker is not None:
             await self._worker.start()
 
-    def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        return {"inbox": self._inbox_turn}
+    def loops(self, stretch: Callable[[], float]) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What looks after the jobs of workflows; `stretch` times rarer, as others look, too."""
+
+        async def inbox() -> None:
+            if not await self.jobs.read_inbox():
+                await asyncio.sleep(INBOX_SECONDS * stretch())
+
+        async def workflows() -> None:
+            await asyncio.sleep(WORKFLOWS_SECONDS * stretch() * random.uniform(0.5, 1))
+            await self.jobs.compare_all()
+
+        return {"inbox": inbox, "workflows": workflows}
+
+    async def watch(self) -> None:
+        """Whether Temporal answers, for those who must know before they need it."""
+        await self._workflows.check()
+        await asyncio.sleep(WATCH_SECONDS)
 
     @property
     def running(self) -> bool:
@@ -92,24 +105,40 @@ class TemporalEngine:
         if self._worker is not None:
             await self._worker.stop(grace)
 
-    async def _inbox_turn(self) -> None:
-        if not await self.jobs.read_inbox():
-            await asyncio.sleep(INBOX_SECONDS)
-
 
 class _Connection:
     """One for the whole process, made when it is first needed."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, metrics: str = "") -> None:
         self._address = address
+        self._runtime = measured(metrics) if metrics else None
         self._client: Client | None = None
         self._turn = asyncio.Lock()
 
     async def __call__(self) -> Client:
         async with self._turn:
             if self._client is None:
-                self._client = await connect(self._address)
+                self._client = await connect(self._address, self._runtime)
             return self._client
+
+
+def measured(address: str) -> Runtime:
+    """What the SDK counts can be read there, by Prometheus. Raises SettingsError if nobody can listen there."""
+    metrics = PrometheusConfig(bind_address=address, durations_as_seconds=True, counters_total_suffix=True)
+    try:
+        return Runtime(telemetry=TelemetryConfig(metrics=metrics))
+    except ValueError as error:
+        raise SettingsError(f"LUCIUS_TEMPORAL_METRICS: can't listen on {address}: {error}") from None
+
+
+def slots_of(settings: Settings) -> Slots:
+    return Slots(
+        workflows=settings.temporal_workflow_slots,
+        activities=settings.temporal_activity_slots,
+        cached=settings.temporal_cached_workflows,
+        pollers=settings.temporal_pollers,
+        drain_seconds=settings.drain_seconds,
+    )
 
 
 def address_of(settings: Settings) -> Address:

@@ -3,9 +3,12 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import structlog
+from msgspec import Struct
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 from temporalio.worker import PollerBehaviorAutoscaling, Worker
@@ -19,16 +22,19 @@ from lucius.engine.temporal.workflow import JobWorkflow
 log = structlog.get_logger(__name__)
 
 FIRST_BACKOFF, MAX_BACKOFF = 0.2, 10.0
+LOOK_SECONDS, ANSWERS_WITHIN = 1.0, timedelta(seconds=2)
+AWAY = "Temporal does not answer: the log says why"  # the reason names hosts, and anyone may ask for our troubles
 PASSED_THROUGH = ("lucius", "msgspec", "cel_expr_python", "jsonschema_rs", "structlog", "rfc8785")
 
 
-class Slots:
-    """How much one process takes on."""
+class Slots(Struct, frozen=True, kw_only=True):
+    """How much one process takes on, and how long it may take to let go of it."""
 
-    def __init__(self, workflows: int = 100, activities: int = 100, cached: int = 2_000) -> None:
-        self.workflows = workflows
-        self.activities = activities
-        self.cached = cached
+    workflows: int = 100
+    activities: int = 100
+    cached: int = 2_000
+    pollers: int = 100
+    drain_seconds: float = 10.0
 
 
 class TemporalWorker:
@@ -45,9 +51,9 @@ class TemporalWorker:
         self._activities = activities
         self._slots = slots or Slots()
         self._trouble = "not connected yet"
+        self._polls = False
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._grace = 10.0
         rules.tools = tools
 
     async def start(self) -> None:
@@ -62,10 +68,9 @@ class TemporalWorker:
 
     async def stop(self, grace: float) -> None:
         """Polls no more; what is under way may end, for so long."""
-        self._grace = grace
         self._stopping.set()
         if self._task is not None:
-            await asyncio.wait({self._task}, timeout=grace + 1)
+            await asyncio.wait({self._task}, timeout=grace + 1 if self._polls else 0)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
@@ -75,16 +80,28 @@ class TemporalWorker:
             try:
                 client = await self._connect()
                 async with self._worker(client):
-                    self._trouble, backoff = "", FIRST_BACKOFF
-                    await self._stopping.wait()
+                    self._polls, backoff = True, FIRST_BACKOFF
+                    await self._watch(client)
             except (RPCError, RuntimeError, OSError) as error:
-                self._trouble = f"Temporal: {error}"
+                self._polls, self._trouble = False, AWAY
                 log.warning("can't work for Temporal, will try again", reason=str(error), seconds=backoff)
                 await asyncio.sleep(random.uniform(0.5, 1) * backoff)
                 backoff = min(backoff * 2, MAX_BACKOFF)
 
+    async def _watch(self, client: Client) -> None:
+        """Until told to stop. The SDK polls for ever and does not say that nobody answers: so we ask."""
+        while not self._stopping.is_set():
+            reason = await _why_not(client)
+            if reason and not self._trouble:
+                log.warning("Temporal does not answer", reason=reason)
+            self._trouble = AWAY if reason else ""
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._stopping.wait()
+
     def _worker(self, client: Client) -> Worker:
         does = self._activities
+        pollers = PollerBehaviorAutoscaling(maximum=self._slots.pollers, initial=min(5, self._slots.pollers))
         restrictions = SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH)
         return Worker(
             client,
@@ -94,6 +111,7 @@ class TemporalWorker:
                 does.load_job,
                 does.project,
                 does.record_attempt_lease,
+                does.compare,
                 does.publish_to_bus,
                 does.external_call,
             ],
@@ -102,6 +120,17 @@ class TemporalWorker:
             max_concurrent_workflow_tasks=self._slots.workflows,
             max_concurrent_activities=self._slots.activities,
             max_concurrent_local_activities=self._slots.activities,
-            workflow_task_poller_behavior=PollerBehaviorAutoscaling(),
-            graceful_shutdown_timeout=timedelta(seconds=self._grace),
+            workflow_task_poller_behavior=pollers,
+            activity_task_poller_behavior=pollers,
+            graceful_shutdown_timeout=timedelta(seconds=self._slots.drain_seconds),
         )
+
+
+async def _why_not(client: Client) -> str:
+    """Why nothing comes from Temporal; empty if it is there, and our namespace in it."""
+    asked = DescribeNamespaceRequest(namespace=client.namespace)
+    try:
+        await client.workflow_service.describe_namespace(asked, timeout=ANSWERS_WITHIN)
+    except RPCError as error:
+        return error.message
+    return ""
