@@ -1,15 +1,27 @@
 """How to reach Temporal, and in which words to speak to it."""
 
+import asyncio
+from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.x509 import Certificate, load_pem_x509_certificates
 from msgspec import Struct
 from temporalio.client import Client
 from temporalio.converter import DataConverter, DefaultFailureConverter, DefaultFailureConverterWithEncodedAttributes
 from temporalio.runtime import Runtime
 from temporalio.service import KeepAliveConfig, TLSConfig
 
-from lucius.engine.temporal.codec import EncryptionCodec
+from lucius.engine.temporal.codec import PLAIN, EncryptionCodec
 from lucius.engine.temporal.converter import RecordConverter
+from lucius.settings import SettingsError
+
+CONNECT_SECONDS = timedelta(seconds=5)
+ANSWER_SECONDS = 10.0
+"""A server that takes the connection and then says nothing is one that can't be reached, too."""
+CA_FILE, CERT_FILE, KEY_FILE = (f"LUCIUS_TEMPORAL_{name}_FILE" for name in ("CA", "CERT", "KEY"))
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -29,31 +41,75 @@ class Address(Struct, frozen=True, kw_only=True):
 
 
 async def connect(address: Address, runtime: Runtime | None = None) -> Client:
-    """Raises RuntimeError if it can't be reached, OSError or ValueError for files and keys that can't be used."""
-    return await Client.connect(
-        address.target,
-        namespace=address.namespace,
-        data_converter=data_converter(address.keys),
-        api_key=address.api_key or None,
-        tls=_tls(address),
-        keep_alive_config=KeepAliveConfig(interval_millis=10_000, timeout_millis=5_000),
-        runtime=runtime,
-    )
+    """Raises RuntimeError or OSError if it can't be reached, SettingsError for files that can't be used."""
+    async with asyncio.timeout(ANSWER_SECONDS):
+        return await Client.connect(
+            address.target,
+            namespace=address.namespace,
+            data_converter=data_converter(address.keys),
+            api_key=address.api_key or None,
+            tls=tls_of(address),
+            keep_alive_config=KeepAliveConfig(interval_millis=10_000, timeout_millis=5_000),
+            connect_timeout=CONNECT_SECONDS,
+            runtime=runtime,
+        )
 
 
-def data_converter(keys: dict[str, bytes]) -> DataConverter:
+def data_converter(keys: Mapping[str, bytes]) -> DataConverter:
+    encrypts = any(name != PLAIN for name in keys)
     return DataConverter(
         payload_converter_class=RecordConverter,
-        failure_converter_class=DefaultFailureConverterWithEncodedAttributes if keys else DefaultFailureConverter,
-        payload_codec=EncryptionCodec(keys) if keys else None,
+        failure_converter_class=DefaultFailureConverterWithEncodedAttributes if encrypts else DefaultFailureConverter,
+        payload_codec=EncryptionCodec(keys) if encrypts else None,
     )
 
 
-def _tls(address: Address) -> TLSConfig | bool:
-    given = (address.ca_file, address.cert_file, address.key_file)
-    if not any(given) and not address.server_name:
+def tls_of(address: Address) -> TLSConfig | bool:
+    """An API key never goes out in the clear. Raises SettingsError."""
+    if not (address.ca_file or address.cert_file or address.key_file or address.server_name):
         return address.tls or bool(address.api_key)
-    ca, cert, key = (path.read_bytes() if path is not None else None for path in given)
+    ca, cert, key = (
+        _read(address.ca_file, CA_FILE),
+        _read(address.cert_file, CERT_FILE),
+        _read(address.key_file, KEY_FILE),
+    )
+    if ca is not None:
+        _check_certificate(ca, CA_FILE)
+    if cert is not None or key is not None:
+        _check_pair(cert, key)
     return TLSConfig(
         server_root_ca_cert=ca, client_cert=cert, client_private_key=key, domain=address.server_name or None
     )
+
+
+def _read(path: Path | None, variable: str) -> bytes | None:
+    try:
+        return path.read_bytes() if path is not None else None
+    except OSError as error:
+        raise SettingsError(f"{variable}: {path} can't be read: {error.strerror}") from None
+
+
+def _check_certificate(pem: bytes, variable: str) -> bytes:
+    try:
+        return _public(load_pem_x509_certificates(pem)[0])
+    except ValueError:
+        raise SettingsError(f"{variable}: the file has no certificate in PEM format") from None
+
+
+def _check_pair(cert: bytes | None, key: bytes | None) -> None:
+    if cert is None or key is None:
+        missing, given = (CERT_FILE, KEY_FILE) if cert is None else (KEY_FILE, CERT_FILE)
+        raise SettingsError(f"{missing} is missing: {given} alone proves nothing")
+    certified = _check_certificate(cert, CERT_FILE)
+    try:
+        private = load_pem_private_key(key, password=None)
+    except TypeError:
+        raise SettingsError(f"{KEY_FILE}: the key is locked with a password, which nobody is there to give") from None
+    except ValueError:
+        raise SettingsError(f"{KEY_FILE}: the file has no private key in PEM format") from None
+    if _public(private) != certified:
+        raise SettingsError(f"{KEY_FILE}: the key is not that of the certificate in {CERT_FILE}")
+
+
+def _public(of: Certificate | PrivateKeyTypes) -> bytes:
+    return of.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)

@@ -1,27 +1,40 @@
-"""What Temporal keeps of us, encrypted: AES-GCM with keys that have names, so that they can be replaced one by one."""
+"""What Temporal keeps of us, encrypted: AES-GCM with keys that have names, so that they can be replaced one by one.
+
+Encoding and metadata are those of Temporal's own examples, which other tools know. A nonce is random, so a key is good
+for some 2^32 payloads: replace it before it has seen a hundred million jobs.
+"""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from google.protobuf.message import DecodeError
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import PayloadCodec
 
 ENCODING = b"binary/encrypted"
+KEY_ID = "encryption-key-id"
 NONCE_BYTES = 12
+PLAIN = "plain"
+"""The name of the key that is none, for a change to encryption and back."""
+
+
+class CodecError(ValueError):
+    """A payload that can't be read, or must not be."""
 
 
 class EncryptionCodec(PayloadCodec):
-    """Encrypts with the first key; decrypts with the one that a payload names. What is not encrypted is left as it is:
-    it is from before there was a key."""
+    """The first key writes; each reads what it wrote. What is not encrypted is refused, lest whoever can write to
+    Temporal speak for us; unless `plain` is among the keys, as it is while jobs live that began without any."""
 
-    def __init__(self, keys: dict[str, bytes]) -> None:
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
         """Raises ValueError for keys that are not 16, 24 or 32 bytes long."""
         if not keys:
             raise ValueError("there must be a key to encrypt with")
-        self._ciphers = {name: AESGCM(key) for name, key in keys.items()}
+        self._ciphers = {name: AESGCM(key) for name, key in keys.items() if name != PLAIN}
         self._current = next(iter(keys))
+        self._reads_plain = PLAIN in keys
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         return [self._encrypted(payload) for payload in payloads]
@@ -30,22 +43,30 @@ class EncryptionCodec(PayloadCodec):
         return [self._decrypted(payload) for payload in payloads]
 
     def _encrypted(self, payload: Payload) -> Payload:
+        if self._current == PLAIN:
+            return payload
         nonce, name = os.urandom(NONCE_BYTES), self._current.encode()
         sealed = self._ciphers[self._current].encrypt(nonce, payload.SerializeToString(), name)
-        return Payload(metadata={"encoding": ENCODING, "encryption-key-id": name}, data=nonce + sealed)
+        return Payload(metadata={"encoding": ENCODING, KEY_ID: name}, data=nonce + sealed)
 
     def _decrypted(self, payload: Payload) -> Payload:
         if payload.metadata.get("encoding") != ENCODING:
-            return payload
-        name = payload.metadata.get("encryption-key-id", b"")
-        cipher = self._ciphers.get(name.decode(errors="replace"))
+            if self._reads_plain:
+                return payload
+            raise CodecError(
+                "a payload is not encrypted: it is not from us, or from before there was a key; to read those, "
+                f"add `{PLAIN}` to LUCIUS_TEMPORAL_KEYS"
+            )
+        name = payload.metadata.get(KEY_ID, b"")
+        shown = name.decode(errors="replace")
+        cipher = self._ciphers.get(shown)
         if cipher is None:
-            known = ", ".join(self._ciphers)
-            raise ValueError(f"a payload is encrypted with key {name.decode(errors='replace')!r}; known: {known}")
+            known = ", ".join(self._ciphers) or "none"
+            raise CodecError(f"a payload is encrypted with key {shown!r}; LUCIUS_TEMPORAL_KEYS has {known}")
         nonce, sealed = payload.data[:NONCE_BYTES], payload.data[NONCE_BYTES:]
         try:
             return Payload.FromString(cipher.decrypt(nonce, sealed, name))
-        except InvalidTag:
-            raise ValueError(
-                f"a payload does not open with key {name.decode()!r}: it was changed, or the key was"
+        except (InvalidTag, ValueError, DecodeError):
+            raise CodecError(
+                f"a payload does not open with key {shown!r} of LUCIUS_TEMPORAL_KEYS: one of them was changed"
             ) from None
