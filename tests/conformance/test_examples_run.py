@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from lucius.service.auth import hash_key
+from lucius.settings import Settings
 from tests.support.api import Api, serving, settings_for
-from tests.support.clock import ManualClock
 from tests.support.peer import Peer, peer
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "protocols"
@@ -81,14 +81,20 @@ async def _briefly(waiting: Awaitable[Any]) -> None:
             await waiting
 
 
-@pytest.fixture
-async def world(ledger_url: str, tmp_path: Path) -> AsyncIterator[World]:
+Serve = Callable[[Settings], AbstractAsyncContextManager[Api]]
+
+
+@asynccontextmanager
+async def open_world(
+    tmp_path: Path, ledger_url: str, serve: Serve, written: Callable[[str], str]
+) -> AsyncIterator[World]:
+    """`written` is how a protocol is written down there, whose engine may not know how to let days pass."""
     folder = tmp_path / "protocols"
     folder.mkdir()
     async with peer() as there:
         for path in EXAMPLES.glob("*.yaml"):
             text = path.read_text().replace("https://", there.url + "/")
-            (folder / path.name).write_text(text.replace(".example.com", ""))
+            (folder / path.name).write_text(written(text.replace(".example.com", "")))
         keys = [
             {"name": name, "sha256": hash_key(name), "scopes": ["approve", "read"], "tenants": ["*"], "groups": groups}
             for name, groups in zip(PEOPLE, (["finance"], ["finance"], ["cfo"]), strict=True)
@@ -104,9 +110,15 @@ async def world(ledger_url: str, tmp_path: Path) -> AsyncIterator[World]:
             secrets={"LEDGER_TOKEN": "t-1"},
             webhook_secrets={"DEFAULT": SECRET},
         )
-        async with serving(settings, ManualClock()) as api:
+        async with serve(settings) as api:
             assert api.runtime.protocols.problems() == ()
             yield World(api, there)
+
+
+@pytest.fixture
+async def world(ledger_url: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with open_world(tmp_path, ledger_url, serving, lambda text: text) as opened:
+        yield opened
 
 
 def states(job: Any) -> dict[str, str]:

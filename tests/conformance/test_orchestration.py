@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lucius.settings import Settings
 from tests.support.api import Api, serving, settings_for
 
 CHAIN, MAPPED = 200, 1_000
@@ -41,13 +42,17 @@ PROTOCOLS = [
 ]
 
 
-@pytest.fixture
-async def api(ledger_url: str, tmp_path: Path) -> AsyncIterator[Api]:
+def settings_with_protocols(tmp_path: Path, ledger_url: str, **changes: Any) -> Settings:
     folder = tmp_path / "protocols"
     folder.mkdir()
     for number, document in enumerate(PROTOCOLS):
         (folder / f"{number}.yaml").write_text(yaml.safe_dump(document))
-    async with serving(settings_for(tmp_path, ledger_url=ledger_url, protocols_dir=folder)) as api:
+    return settings_for(tmp_path, ledger_url=ledger_url, protocols_dir=folder, **changes)
+
+
+@pytest.fixture
+async def api(ledger_url: str, tmp_path: Path) -> AsyncIterator[Api]:
+    async with serving(settings_with_protocols(tmp_path, ledger_url)) as api:
         yield api
 
 

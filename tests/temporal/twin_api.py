@@ -1,0 +1,83 @@
+"""The API over the Temporal engine, for tests that were written for one whose answers are in the ledger at once."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from msgspec.structs import replace
+
+from lucius.core.model import NEVER, JobStatus
+from lucius.observability.readiness import Role
+from lucius.ports.clock import SystemClock
+from lucius.ports.ledger import JobFilter
+from lucius.settings import Settings
+from lucius.wiring import open_runtime
+from tests.support.api import Answer, Api, serving
+from tests.support.clock import ManualClock
+from tests.support.temporal import TemporalServer
+
+WITHIN = 10.0
+AT_ONCE = ("/v1/callbacks", "/v1/commands")
+
+
+class TimeFlows(ManualClock):
+    """Nobody turns it: Temporal's timers have a clock of their own."""
+
+    def __init__(self) -> None:
+        self._system = SystemClock()
+
+    def now(self) -> int:
+        return self._system.now()
+
+
+class FollowingApi(Api):
+    """Whoever looks, looks when all that was said is in the ledger."""
+
+    async def call(self, method: str, path: str, body: Any = None, **options: Any) -> Answer:
+        if not path.startswith(AT_ONCE):
+            await self.followed()
+        return await super().call(method, path, body, **options)
+
+    async def followed(self) -> None:
+        async with asyncio.timeout(WITHIN):
+            while await self._is_behind():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def _is_behind(self) -> bool:
+        store = self.runtime.store
+        if await store.unread(NEVER, 1):
+            return True
+        return bool((await store.jobs(JobFilter(status=JobStatus.QUEUED), 1, None)).jobs)
+
+    async def submit(self, **changes: Any) -> str:
+        job_id = await super().submit(**changes)
+        view = await self.runtime.store.load(job_id)
+        assert view is not None
+        assert view.job.engine == "temporal"
+        return job_id
+
+    async def pull_one(self, service: str = "ocr") -> dict[str, Any]:
+        (directive,) = await self.pull(service, wait_seconds=5)
+        return directive
+
+    async def sweep(self, after: float = 0.0) -> int:
+        """Time passes by itself."""
+        return 0
+
+
+def over_temporal(settings: Settings, server: TemporalServer) -> Settings:
+    queue = f"test-{uuid.uuid4().hex[:12]}"
+    return replace(settings, engine="temporal", temporal_address=server.address, temporal_task_queue=queue)
+
+
+@asynccontextmanager
+async def serving_over(settings: Settings, server: TemporalServer) -> AsyncIterator[FollowingApi]:
+    """With somebody who works on the workflows: this process, or, where they could be several, a role of its own."""
+    settings, clock = over_temporal(settings, server), TimeFlows()
+    async with AsyncExitStack() as stack:
+        if settings.shares_ledger:
+            await stack.enter_async_context(open_runtime(settings, clock, Role.WORKER))
+        api = await stack.enter_async_context(serving(settings, clock))
+        yield FollowingApi(api.app, api.runtime, api.clock)
