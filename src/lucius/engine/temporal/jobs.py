@@ -30,6 +30,7 @@ from lucius.core.inputs import (
     Succeeded,
 )
 from lucius.core.model import Disposition, Instant, Job, JobStatus, Millis
+from lucius.core.protocol import OF_THE_ENGINE
 from lucius.engine.temporal.wire import Happened, letter_of, pack, packed_letter, unpacked_replies
 from lucius.engine.temporal.workflows import NoWorkflow, Workflows
 from lucius.ports.clock import Clock
@@ -43,7 +44,7 @@ log = structlog.get_logger(__name__)
 TEMPORAL = "temporal"
 GRACE_MS = 5_000
 """A workflow minds its own clocks; so long after one has rung, somebody looks whether it is awake."""
-COALESCE_SECONDS = 0.2
+COALESCE_SECONDS = 0.4
 """A hand-over can wait this long for the callback that mostly follows: one signal instead of two."""
 COUNTERS_MS = 50
 MOST_UNREAD = 200
@@ -120,6 +121,7 @@ class TemporalJobs(Jobs):
             return await super().apply(job_id, inputs, step_id)
         if all(isinstance(one, Clockwork) for one in happened):
             await self._see_to(view)
+            await self._repair(view, happened)
             return _unchanged(view, Ignored("the job's workflow minds this"))
         if not view.job.live and not any(isinstance(one, Reviving) for one in happened):
             return await super().apply(job_id, inputs, step_id)
@@ -194,6 +196,15 @@ class TemporalJobs(Jobs):
                 await self._workflows.start(job)
         elif job.due_at is None or job.due_at + GRACE_MS < now:
             await self.look_after(job)
+
+    async def _repair(self, view: JobView, happened: tuple[Input, ...]) -> None:
+        """A directive that services are to pull has no row to be pulled from."""
+        for drift in happened:
+            missing = drift.missing_rows if isinstance(drift, Repair) and not self._workflows.publishes else ()
+            steps = [view.steps[step_id] for step_id in missing if step_id in view.steps]
+            wanted = tuple(step.step_id for step in steps if step.service not in OF_THE_ENGINE)
+            if wanted and view.job.live and self._asked.is_due(f"{view.job.job_id} rows", self._clock.now()):
+                await self._workflows.tell(view.job.job_id, "look", [pack(Repair(wanted))])
 
     async def look_after(self, job: Job) -> None:
         """Somebody must mind it: its workflow, or one that is started anew and goes on from the ledger.

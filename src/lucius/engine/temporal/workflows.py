@@ -62,6 +62,10 @@ class Workflows:
         self.down = ""
         """Why Temporal could not be reached the last time; empty if it could."""
 
+    @property
+    def publishes(self) -> bool:
+        return self._begin.publishes
+
     async def start(self, job: Job) -> None:
         """Unless it runs. Raises EngineDown."""
         client = await self._connected()
@@ -131,7 +135,7 @@ class Workflows:
     async def _connected(self) -> Client:
         if self._client is None:
             client = await self._in_words(self._connect())
-            self._searchable = self._searchable and await make_searchable(client)
+            self._searchable = self._searchable and await self._in_words(make_searchable(client))
             self._client = client
         return self._client
 
