@@ -179,18 +179,18 @@ class _Reader:
         return {name: value for name, value in found.items() if name and value}
 
     def keys(self, name: str) -> dict[str, bytes]:
-        """`name:base64,…`, the first of which is used for what is new."""
+        """`name:base64,…`; the first writes, the others only read. `plain` stands for no encryption."""
         found: dict[str, bytes] = {}
-        for entry in filter(None, self.text(name, "").split(",")):
-            label, _, value = entry.partition(":")
+        for entry in filter(None, (part.strip() for part in self.text(name, "").split(","))):
+            label, _, value = (part.strip() for part in entry.partition(":"))
+            if not label or label in found:
+                raise SettingsError(f"{name}: each key needs a name of its own, and one is called {label!r}")
             try:
-                found[label.strip()] = base64.b64decode(value, validate=True)
+                found[label] = base64.b64decode(value, validate=True)
             except ValueError:
                 raise SettingsError(f"{name}: key {label!r} is not base64") from None
-            if len(found[label.strip()]) != 32:
-                raise SettingsError(
-                    f"{name}: key {label!r} must have 32 bytes; make one with `openssl rand -base64 32`"
-                )
+            if entry != "plain" and len(found[label]) != 32:
+                raise SettingsError(f"{name}: key {label!r} needs 32 bytes; `openssl rand -base64 32` makes one")
         return found
 
     def path(self, name: str) -> Path | None:

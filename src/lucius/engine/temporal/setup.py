@@ -10,7 +10,7 @@ from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 from lucius.core.decision import Env
 from lucius.engine.exchange import Exchange
 from lucius.engine.temporal.activities import Activities
-from lucius.engine.temporal.client import Address, connect
+from lucius.engine.temporal.client import Address, connect, tls_of
 from lucius.engine.temporal.jobs import Store, TemporalJobs
 from lucius.engine.temporal.wire import Begin
 from lucius.engine.temporal.worker import Slots, TemporalWorker
@@ -110,6 +110,7 @@ class _Connection:
     """One for the whole process, made when it is first needed."""
 
     def __init__(self, address: Address, metrics: str = "") -> None:
+        tls_of(address)  # files that can't be used are found at the start
         self._address = address
         self._runtime = measured(metrics) if metrics else None
         self._client: Client | None = None
