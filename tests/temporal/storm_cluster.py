@@ -1,0 +1,116 @@
+"""APIs, Temporal workers and services on one PostgreSQL and one Temporal, and weather: whatever can be killed, frozen or
+restarted, is."""
+
+import asyncio
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from tests.e2e.replicas import Clients, Cluster, Weather
+from tests.e2e.support import REPO, Zygote
+from tests.support.postgres import PostgresServer
+from tests.support.temporal import TemporalServer
+
+TASK_SECONDS = 10.0
+"""After so long Temporal gives the task of a worker that does not answer to another one."""
+
+
+class TemporalZygote(Zygote):
+    """It has imported the Temporal engine, too."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.temporal.storm_zygote"],
+            cwd=REPO,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._turn = threading.Lock()
+
+
+class TemporalCluster(Cluster):
+    """`engines` are `lucius temporal-worker`s; workers, as ever, are services."""
+
+    def __init__(
+        self,
+        zygote: Zygote,
+        folder: Path,
+        ledger_url: str,
+        temporal: TemporalServer,
+        *,
+        apis: int = 2,
+        engines: int = 2,
+        workers: int = 2,
+    ) -> None:
+        super().__init__(zygote, folder, ledger_url, "local:", apis=apis, reconcilers=0, workers=workers)
+        self._env |= {"LUCIUS_ENGINE": "temporal", "LUCIUS_TEMPORAL_ADDRESS": temporal.address}
+        self.engines = [f"engine-{n}" for n in range(engines)]
+        self.names += self.engines
+
+    def _command(self, name: str) -> tuple[str, list[str]]:
+        return ("lucius", ["temporal-worker"]) if name in self.engines else super()._command(name)
+
+
+class Storm(Weather):
+    """As over replicas; Temporal is restarted and killed in turn with PostgreSQL, and a worker is frozen for so long
+    that Temporal takes its tasks from it."""
+
+    def __init__(
+        self,
+        cluster: TemporalCluster,
+        clients: Clients,
+        postgres: PostgresServer,
+        temporal: TemporalServer,
+        chance: random.Random,
+    ) -> None:
+        super().__init__(cluster, clients, postgres, None, chance)
+        self._engines = cluster.engines
+        self._temporal = temporal
+        self._frozen: str | None = None
+        self.restarts |= {"temporal killed": 0, "temporal stopped": 0}
+
+    async def storm(self, rounds: int, *, wipe: bool = False) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._freeze_an_engine())
+            await super().storm(rounds, wipe=wipe)
+
+    async def _freeze_an_engine(self) -> None:
+        await asyncio.sleep(self._chance.uniform(0.0, 2.0))
+        self._frozen = self._chance.choice(self._engines)
+        self._cluster.freeze(self._frozen)
+        await asyncio.sleep(TASK_SECONDS * self._chance.uniform(1.1, 1.3))
+        self._cluster.thaw(self._frozen)
+        self._frozen = None
+        self.freezes += 1
+
+    async def _kill(self, name: str) -> None:
+        while name == self._frozen:
+            await asyncio.sleep(0.1)
+        await super()._kill(name)
+
+    async def _freeze(self, name: str) -> None:
+        if name not in self._engines:
+            await super()._freeze(name)
+
+    async def _restarter(self) -> None:
+        while True:
+            await asyncio.sleep(self._chance.uniform(2.0, 4.0))
+            how = min(self.restarts, key=lambda how: (self.restarts[how], self._chance.random()))
+            restart = asyncio.create_task(self._restart(how))
+            try:
+                await asyncio.shield(restart)
+            except asyncio.CancelledError:
+                await restart  # what was stopped is there again afterwards
+                raise
+            self.restarts[how] += 1
+
+    async def _restart(self, how: str) -> None:
+        if not how.startswith("temporal"):
+            await asyncio.to_thread(self._postgres.restart, crash=how == "crash")
+            return
+        await asyncio.to_thread(self._temporal.stop, crash=how == "temporal killed")
+        await asyncio.sleep(self._chance.choice((0.0, 0.5, 2.0)))
+        await asyncio.to_thread(self._temporal.start)

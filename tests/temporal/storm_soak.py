@@ -1,0 +1,62 @@
+"""The storm for as long as one likes: python -m tests.temporal.storm_soak --minutes 10 [--seed 1]
+
+Each pass has servers and a seed of its own, which is printed. The files of a pass that fails are kept.
+"""
+
+import argparse
+import asyncio
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.support.postgres import PostgresServer
+from tests.support.temporal import TemporalServer
+from tests.temporal.storm_cluster import TemporalZygote
+from tests.temporal.test_storm import survive
+
+ROUNDS = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=None, help="of the first pass")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="every process is killed once in each")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes end with us
+    seed = random.randrange(1_000_000) if arguments.seed is None else arguments.seed
+    stop = time.monotonic() + arguments.minutes * 60
+    passes = 0
+    while passes == 0 or time.monotonic() < stop:
+        one_pass(seed + passes, arguments.rounds)
+        passes += 1
+    print(f"{passes} passes, nothing lost, nothing applied twice, every counter right", flush=True)
+
+
+def one_pass(seed: int, rounds: int) -> None:
+    print(f"seed {seed}: ", end="", flush=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"lucius-storm-{seed}-"))
+    began = time.monotonic()
+    with ExitStack() as stack:
+        zygote = TemporalZygote()
+        stack.callback(zygote.close)
+        postgres = PostgresServer(fsync=True).start()
+        stack.callback(postgres.remove)
+        temporal = TemporalServer(durable=True).start()
+        stack.callback(temporal.remove)
+        try:
+            verdict = asyncio.run(survive(zygote, postgres, temporal, folder, seed=seed, rounds=rounds))
+        except BaseException:
+            print(f"FAILED; its files are in {folder}", flush=True)
+            raise
+    print(f"ok in {time.monotonic() - began:.0f} s: {verdict}", flush=True)
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
