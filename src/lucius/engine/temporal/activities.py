@@ -78,7 +78,7 @@ class Activities:
             return found_instead  # what we take for old news may be news to the ledger, which is ahead
         if projection.letters:
             await self._inbox.throw_away(projection.letters)
-        return Projected()
+        return Projected(decided=projection.decided)
 
     @activity.defn(name="compare")
     async def compare(self, job: Job) -> Projected:

@@ -83,9 +83,10 @@ class Projection(Struct, frozen=True, kw_only=True, omit_defaults=True):
     protocol: Protocol | None = None
     changes: bool = True
     creates: bool = False
+    decided: str = ""
 
     def decision(self, protocol: Protocol) -> Decision:
-        known = ("letters", "protocol")
+        known = ("letters", "protocol", "decided")
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in known}
         return Decision(**fields, replies=(), protocol=protocol)
 
@@ -105,15 +106,26 @@ def projection(decision: Decision, outbox: tuple[OutboxRow, ...], letters: tuple
         protocol=decision.protocol if decision.creates else None,
         changes=decision.changes,
         creates=decision.creates,
+        decided=_digest(decision),
     )
+
+
+def _digest(decision: Decision) -> str:
+    """What a replay must decide, too. Fields that a later version adds are no part of it."""
+    job, steps = decision.job, decision.steps
+    leases = [(step.step_id, step.status, step.attempt.attempt_no, step.attempt.lease_id) for step in steps]
+    said = msgspec.json.encode((job.version, job.event_hash, job.status, job.due_at, leases))
+    return hashlib.sha256(said).hexdigest()[:16]
 
 
 class Projected(Struct, frozen=True, omit_defaults=True):
     """`full` names the limit that refused it. `ledger` is what was found there instead of the version before: more than
-    Temporal knows of, if a worker died that had written it; or less, if a backup was put back."""
+    Temporal knows of, if a worker died that had written it; or less, if a backup was put back. `decided` is the digest
+    of what was projected, for replays."""
 
     full: Cap | None = None
     ledger: Loaded | None = None
+    decided: str = ""
 
 
 class HandOver(Struct, frozen=True):

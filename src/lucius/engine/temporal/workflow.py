@@ -91,7 +91,7 @@ class JobWorkflow:
         """Letters that are in the history already, the last of them."""
         self._still_there: dict[str, None] = {}
         self._looks_again_at: Instant = 0
-        self._told_state = ""
+        self._told_state = workflow.info().typed_search_attributes.get(STATE, "")
 
     @workflow.run
     async def run(self, begin: Begin) -> str:
@@ -224,13 +224,16 @@ class JobWorkflow:
     async def _project(self, decision: Decision, letters: tuple[str, ...]) -> Projected:
         rows = tuple(row for row in decision.outbox if not self._is_ours(row))
         name = "record_attempt_lease" if any(map(_is_ready, decision.outbox)) else "project"
+        asked = projection(decision, rows, letters)
         found: Projected = await workflow.execute_local_activity(
             name,
-            projection(decision, rows, letters),
+            asked,
             result_type=Projected,
             start_to_close_timeout=LEDGER_SECONDS,
             retry_policy=PATIENT,
         )
+        if found.decided not in ("", asked.decided):  # the run ends, and another goes on from the ledger
+            raise workflow.NondeterminismError("another version of the rules decided otherwise")
         return found
 
     def _went_on(self, decision: Decision, letters: tuple[str, ...] = ()) -> None:
