@@ -261,7 +261,7 @@ def build(
     hub, metrics = Hub(clock if shared else None), Metrics(store, clock)
     if store.presence is not None:
         hub.stretch = store.presence.stretch
-    temporal = _temporal(settings, store, publisher, clock, env, role)
+    temporal = _temporal(settings, store, publisher, clock, env, role, metrics)
     jobs = temporal.jobs if temporal is not None else Jobs(store, clock, env)
     signer = TokenSigner(_token_secrets(settings))
     config = ConfigFile(settings.config_path)
@@ -358,7 +358,13 @@ def build(
 
 
 def _temporal(
-    settings: Settings, store: Store, publisher: Publisher | None, clock: Clock, env: Env, role: Role
+    settings: Settings,
+    store: Store,
+    publisher: Publisher | None,
+    clock: Clock,
+    env: Env,
+    role: Role,
+    metrics: Metrics,
 ) -> "TemporalEngine | None":
     if settings.engine != "temporal":
         return None
@@ -367,7 +373,9 @@ def _temporal(
     except ModuleNotFoundError as error:
         raise SettingsError(f"LUCIUS_ENGINE=temporal: {error}; install lucius[temporal]") from None
     works = role is Role.WORKER or (role is Role.WHOLE and not settings.shares_ledger)
-    return TemporalEngine(settings, store, clock, env, publishes=publisher is not None, works=works)
+    return TemporalEngine(
+        settings, store, clock, env, publishes=publisher is not None, works=works, on_repair=metrics.swept
+    )
 
 
 def _engine(

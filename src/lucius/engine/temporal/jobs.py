@@ -4,7 +4,7 @@ What is heard is first put into the ledger's inbox: whoever comes after us tells
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -84,13 +84,21 @@ class TemporalJobs(Jobs):
     engines = frozenset({"", TEMPORAL})
 
     def __init__(
-        self, store: Store, clock: Clock, env: Env, workflows: Workflows, *, refuses_when_down: bool = False
+        self,
+        store: Store,
+        clock: Clock,
+        env: Env,
+        workflows: Workflows,
+        *,
+        on_repair: Callable[[str], None],
+        refuses_when_down: bool = False,
     ) -> None:
         """With `refuses_when_down`, no command is accepted that could not be started at once."""
         super().__init__(store, clock, env)
         self._reader: Reader = store
         self._inbox: Inbox = store
         self._workflows = workflows
+        self._on_repair = on_repair
         self._refuses_when_down = refuses_when_down
         self._counters: tuple[Instant, dict[str, int]] = 0, {}
         self._told, self._asked = Repeats(), Repeats(first_ms=60_000)
@@ -162,9 +170,14 @@ class TemporalJobs(Jobs):
                 with suppress(NoWorkflow):  # it has just ended, as the ledger says
                     await self._workflows.tell(job_id, "look", [])
                     told += 1
+                    self._on_repair("compared")
         if told:
-            log.warning("workflows run whose jobs the ledger takes for ended, told to compare", workflows=told)
+            log.warning("workflows ran whose jobs the ledger took for ended, and compare now", workflows=told)
         return told
+
+    def _repaired(self, what: str, job: Job) -> None:
+        self._on_repair("workflow")
+        log.warning("drift repaired", what=what, job_id=job.job_id, status=str(job.status))
 
     async def _deliver(self, letter: Letter) -> None:
         view = await self._ledger.load(letter.job_id, fresh=True)
@@ -192,8 +205,8 @@ class TemporalJobs(Jobs):
             return
         if job.status is JobStatus.QUEUED:
             if job.created_at + GRACE_MS < now:
-                log.warning("drift repaired: a job's workflow was never started", job_id=job.job_id)
                 await self._workflows.start(job)
+                self._repaired("a job's workflow was never started", job)
         elif job.due_at is None or job.due_at + GRACE_MS < now:
             await self.look_after(job)
 
@@ -212,8 +225,8 @@ class TemporalJobs(Jobs):
         One that runs is asked now and then whether it knows more than the ledger; mostly its worker is away.
         """
         if not await self._workflows.runs(job.job_id):
-            log.warning("drift repaired: a live job had no workflow", job_id=job.job_id, status=str(job.status))
             await self._workflows.start(job)
+            self._repaired("a live job had no workflow", job)
         elif self._asked.is_due(job.job_id, self._clock.now()):
             with suppress(NoWorkflow):
                 await self._workflows.tell(job.job_id, "look", [])

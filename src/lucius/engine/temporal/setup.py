@@ -28,7 +28,15 @@ class TemporalEngine:
     """`works` if this process runs workflows, too."""
 
     def __init__(
-        self, settings: Settings, store: Store, clock: Clock, env: Env, *, publishes: bool, works: bool
+        self,
+        settings: Settings,
+        store: Store,
+        clock: Clock,
+        env: Env,
+        *,
+        publishes: bool,
+        works: bool,
+        on_repair: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._connection = _Connection(address_of(settings), settings.temporal_metrics)
@@ -42,7 +50,14 @@ class TemporalEngine:
             eager=works,
         )
         self._workflows = workflows
-        self.jobs = TemporalJobs(store, clock, env, workflows, refuses_when_down=settings.temporal_down == "refuse")
+        self.jobs = TemporalJobs(
+            store,
+            clock,
+            env,
+            workflows,
+            on_repair=on_repair,
+            refuses_when_down=settings.temporal_down == "refuse",
+        )
 
     def prepare(
         self,
