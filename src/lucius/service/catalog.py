@@ -17,7 +17,7 @@ from lucius.contract_protocols import DeprecateRequest, ProtocolFinding, Publish
 from lucius.core.check import Finding
 from lucius.core.protocol import Protocol, digest
 from lucius.ports.clock import Clock
-from lucius.ports.errors import LedgerError, ProtocolError, VersionConflict
+from lucius.ports.errors import LedgerDown, LedgerError, ProtocolError, VersionConflict
 from lucius.ports.protocols import Mark, ProtocolSource, ProtocolStore, ProtocolVersion, VersionStatus
 from lucius.service import lifecycle
 from lucius.service.errors import RejectCode, Rejected
@@ -113,7 +113,8 @@ class Catalog:
         except LedgerError as error:
             self._recorded = False
             if loud:
-                log.error("protocol files are not recorded yet", reason=str(error))
+                say = log.warning if isinstance(error, LedgerDown) else log.error
+                say("protocol files are not recorded yet", reason=str(error))
         self._stock = self._take_stock()
 
     async def _put_fresh(self) -> None:
