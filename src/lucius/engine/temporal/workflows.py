@@ -1,5 +1,6 @@
 """Temporal, as the API needs it: start a job's workflow, tell it something, or ask it to do something."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -104,7 +105,12 @@ class Workflows:
         update = client.execute_update_with_start_workflow(
             ACT, asked, start_workflow_operation=start, result_type=Answer, rpc_timeout=ACT_SECONDS
         )
-        answer: Answer = await self._in_words(update)
+        started = asyncio.create_task(start.workflow_handle())
+        started.add_done_callback(lambda done: done.cancelled() or done.exception())  # or it is logged as nobody's
+        try:
+            answer: Answer = await self._in_words(update)
+        finally:
+            started.cancel()
         return answer
 
     async def runs(self, job_id: str) -> bool:
