@@ -295,6 +295,10 @@ class JobView(JobSummary, frozen=True, kw_only=True):
     review_id: str | None = None
     steps_omitted: int = 0
     """Steps of map items that are left out here; `/steps` has all of them."""
+    engine: str = "embedded"
+    """What drives the job: `embedded`, or `temporal`."""
+    engine_url: str | None = None
+    """Where people see its workflow, if there is one and the server knows where that is."""
 
 
 class EventView(Struct, frozen=True, kw_only=True):

@@ -91,6 +91,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         return self.ledger_scheme not in ONE_PROCESS_LEDGERS
 
     @property
+    def temporal_workflows_url(self) -> str:
+        """Where people see workflows; empty if nobody has said where Temporal's UI is."""
+        return self.temporal_ui_url and f"{self.temporal_ui_url}/namespaces/{self.temporal_namespace}/workflows"
+
+    @property
     def webhook_secret_file(self) -> Path | None:
         """Where the secret is that signs what names no other; None if the environment has it."""
         return None if "DEFAULT" in self.webhook_secrets else self.data_dir / "webhook.secret"

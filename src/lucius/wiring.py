@@ -296,7 +296,7 @@ def build(
         new_job_id=new_job_id,
         engine="" if settings.engine == "embedded" else settings.engine,
     )
-    queries = Queries(store, store, hub, env, settings.max_unacked)
+    queries = Queries(store, store, hub, env, settings.max_unacked, settings.temporal_workflows_url)
     caller = caller or open_caller(settings, config, clock)
     calls = CallRunner(
         ledger=store,

@@ -94,6 +94,7 @@ def _places(job: JobView) -> Iterator[tuple[str, str]]:
     yield "output", job.output_ref
     yield "workspace", job.workspace_ref
     yield "correlation", job.correlation_id
+    yield "workflow", job.engine_url or ("in Temporal, by the job's id" if job.engine == "temporal" else "")
     yield "key", job.idempotency_key or ""
 
 

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 from rich.text import Text
 
 from lucius.cli.children import die_with_parent, keep_running
@@ -44,7 +45,12 @@ def dev(
     host: Host = "127.0.0.1",
     data_dir: DataDir = None,
     services: Annotated[bool, typer.Option("--services/--no-services", help="Run ocr, embedding and sis too")] = True,
-    engine: Annotated[str | None, typer.Option(help="What drives the jobs: embedded")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="What drives the jobs: embedded, or temporal, whose server is started too; embedded if absent"
+        ),
+    ] = None,
 ) -> None:
     """Run the whole stack until Ctrl-C: control plane on a SQLite file, and the three platform services."""
     die_with_parent()
@@ -64,15 +70,29 @@ async def _dev(host: str, port: int, data_dir: Path, with_services: bool, engine
         env.setdefault("LUCIUS_ORCHESTRATOR_URL", url)
         settings = load_settings(env, data_dir=data_dir, dev_api_key=key)
         configure_logging(settings.log_level, settings.log_format)
-        async with serving(settings, listener, drain) as server:
+        async with _with_temporal(settings) as settings, serving(settings, listener, drain) as server:
             await _ready(Connection(url, key), server, drain.asked)
             remember_dev_server(data_dir, url)
             ours = {"LUCIUS_ORCHESTRATOR_URL": url, "LUCIUS_API_KEY": key, "LUCIUS_DATA_DIR": str(data_dir)}
             child_env = {**_without_secrets(env), **ours}
-            async with _services_running(child_env if with_services else None):
+            worker = _worker_running(settings, {**env, **ours})
+            async with worker, _services_running(child_env if with_services else None):
                 _say_ready(url, key, settings, with_services)
                 await until_stopped(server, drain)
             out().print("stopping")
+
+
+@asynccontextmanager
+async def _with_temporal(settings: Settings) -> AsyncIterator[Settings]:
+    """A Temporal server of our own, if there is to be one and nobody has said where it is."""
+    if settings.engine != "temporal" or os.environ.get("LUCIUS_TEMPORAL_ADDRESS"):
+        yield settings
+        return
+    from lucius.cli.temporal_server import temporal_server  # noqa: PLC0415
+
+    async with temporal_server(settings.data_dir, settings.temporal_namespace) as temporal:
+        ui_url = settings.temporal_ui_url or temporal.ui_url
+        yield replace(settings, temporal_address=temporal.address, temporal_ui_url=ui_url)
 
 
 def _make_folder(data_dir: Path) -> None:
@@ -100,19 +120,30 @@ def _without_secrets(env: dict[str, str]) -> dict[str, str]:
         "LUCIUS_TOKEN_SECRET",
         "LUCIUS_LEDGER_URL",
         "LUCIUS_GATE_URL",
+        "LUCIUS_TEMPORAL_",
     )
     return {name: value for name, value in env.items() if not name.startswith(private)}
 
 
-@asynccontextmanager
-async def _services_running(env: dict[str, str] | None) -> AsyncIterator[None]:
+def _worker_running(settings: Settings, env: dict[str, str]) -> AbstractAsyncContextManager[None]:
+    """One that works for Temporal, where this process does not."""
+    if settings.engine != "temporal" or not settings.shares_ledger:
+        return nullcontext()
+    return _kept_running(
+        {"temporal-worker": ["temporal-worker"]}, {**env, "LUCIUS_TEMPORAL_ADDRESS": settings.temporal_address}
+    )
+
+
+def _services_running(env: dict[str, str] | None) -> AbstractAsyncContextManager[None]:
     """The three services as processes of their own; none without an environment for them."""
     names = SERVICES if env is not None else ()
     child_env = {"LUCIUS_DEMO_INPUTS": "1", **(env or {})}
-    keepers = [
-        asyncio.create_task(keep_running(name, ["service", name, "--grace", str(SERVICE_GRACE)], child_env))
-        for name in names
-    ]
+    return _kept_running({name: ["service", name, "--grace", str(SERVICE_GRACE)] for name in names}, child_env)
+
+
+@asynccontextmanager
+async def _kept_running(commands: Mapping[str, Sequence[str]], env: dict[str, str]) -> AsyncIterator[None]:
+    keepers = [asyncio.create_task(keep_running(name, words, env)) for name, words in commands.items()]
     try:
         yield
     finally:
@@ -129,6 +160,7 @@ def _say_ready(url: str, key: str, settings: Settings, with_services: bool) -> N
         ("docs", f"{url}/docs"),
         ("API key", key),
         ("ledger", settings.ledger_shown),
+        *_temporal_rows(settings),
         ("webhooks", f"signed with {settings.webhook_secret_file or 'LUCIUS_WEBHOOK_SECRET_DEFAULT'}"),
         ("blobs", f"{settings.data_dir / 'blobs'} (blob://out/x is out/x in there)"),
         ("services", ", ".join(SERVICES) if with_services else "none (start them with `lucius service ocr`, …)"),
@@ -139,6 +171,13 @@ def _say_ready(url: str, key: str, settings: Settings, with_services: bool) -> N
     console.print(Text(try_it(url, key)), soft_wrap=True)
     then = "\nThen `lucius jobs list`, `lucius jobs watch JOB`, `lucius explain JOB`. Ctrl-C stops it."
     console.print(Text(then), soft_wrap=True)
+
+
+def _temporal_rows(settings: Settings) -> Iterator[tuple[str, str]]:
+    if settings.engine == "temporal":
+        yield "Temporal", f"{settings.temporal_address}, namespace {settings.temporal_namespace}"
+        if settings.temporal_workflows_url:
+            yield "its UI", settings.temporal_workflows_url
 
 
 def try_it(url: str, key: str) -> str:

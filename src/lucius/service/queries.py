@@ -23,19 +23,22 @@ LOOK_SECONDS = 5.0
 
 
 class Queries:
-    def __init__(self, ledger: Ledger, reader: Reader, hub: Hub, env: Env, max_unacked: int) -> None:
+    def __init__(
+        self, ledger: Ledger, reader: Reader, hub: Hub, env: Env, max_unacked: int, workflows_url: str = ""
+    ) -> None:
         self._ledger = ledger
         self._reader = reader
         self._hub = hub
         self._env = env
         self._max_unacked = max_unacked
+        self._workflows_url = workflows_url
 
     async def job(self, job_id: str, who: Principal, wait_seconds: float = 0) -> JobAnswer:
         """The job; with a wait, as soon as it has ended or the time is over."""
         if wait_seconds > 0:
             await self._await_end(job_id, who, wait_seconds)
         view = await self._view(job_id, who)
-        return job_view(view, await self._explainer(view.job))
+        return job_view(view, await self._explainer(view.job), self._workflows_url)
 
     async def _await_end(self, job_id: str, who: Principal, seconds: float) -> None:
         """Woken by the commit that ends it; now and then it looks all the same, as that may be another process's."""

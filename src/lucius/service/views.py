@@ -57,7 +57,7 @@ def job_summary(view: JobView, explainer: Explainer) -> contract.JobSummary:
     return contract.JobSummary(**_summary_fields(view, explainer))
 
 
-def job_view(view: JobView, explainer: Explainer) -> contract.JobView:
+def job_view(view: JobView, explainer: Explainer, workflows_url: str = "") -> contract.JobView:
     command = view.job.command
     target = contract.Target(**command.target) if command.target else None
     shown, omitted = _bounded(step_views(view))
@@ -78,6 +78,8 @@ def job_view(view: JobView, explainer: Explainer) -> contract.JobView:
         attempts_total=view.job.attempts_total,
         traceparent=command.traceparent,
         target=target,
+        engine=view.job.engine or "embedded",
+        engine_url=f"{workflows_url}/{view.job.job_id}" if view.job.engine and workflows_url else None,
     )
 
 

