@@ -50,7 +50,6 @@ COUNTERS_MS = 50
 MOST_UNREAD = 200
 MOST_REMEMBERED = 10_000
 LONGEST_PAUSE_MS: Millis = 300_000
-SURELY_HELD_MS: Millis = 1_000
 
 Reviving = Retry | Skip | Compensate | Adopt
 Clockwork = DeadlinePassed | Repair | RetryHandOver
@@ -122,8 +121,8 @@ class TemporalJobs(Jobs):
             seen.append((view, happened))
             return happened
 
-        began_at = self._clock.now()
-        weighed = await self.weigh(job_id, noted, step_id, fresh=True)
+        given_out = not callable(inputs) and all(isinstance(one, HandedOver) for one in inputs)
+        weighed = await self.weigh(job_id, noted, step_id, fresh=not given_out)  # that is looked at again
         view, happened = seen[-1]
         if view.job.engine != TEMPORAL:
             return await super().apply(job_id, inputs, step_id)
@@ -136,7 +135,7 @@ class TemporalJobs(Jobs):
         if not weighed.changes:
             return weighed
         if all(isinstance(one, HandedOver) for one in happened):
-            return await self._give_out(view, weighed, happened, began_at)
+            return await self._give_out(view, happened, step_id)
         if all(isinstance(one, Said) for one in happened):
             return await self._tell(view, weighed, happened, inputs, step_id)
         (asked,) = happened
@@ -231,21 +230,22 @@ class TemporalJobs(Jobs):
             with suppress(NoWorkflow):
                 await self._workflows.tell(job.job_id, "look", [])
 
-    async def _give_out(
-        self, view: JobView, weighed: Decision, happened: tuple[Input, ...], began_at: Instant
-    ) -> Decision:
-        """To whoever puts the letter in. The workflow hears of it with the next callback, or in a moment."""
+    async def _give_out(self, view: JobView, happened: tuple[Input, ...], step_id: str | None) -> Decision:
+        """To whoever puts the letter in. The workflow hears of it with the next callback, or in a moment.
+
+        A letter is thrown away once the ledger shows what it says. So who puts it in looks again: meanwhile another may
+        have given it out and been through with it.
+        """
         for cap in (cap for one in happened if isinstance(one, HandedOver) for cap in one.caps):
             await self._require_room(cap)
         happened = tuple(replace(one, caps=()) if isinstance(one, HandedOver) else one for one in happened)
         letter = letter_of(view.job.job_id, happened, self._clock.now())
         if not (await self._inbox.put([letter]))[0]:
             return _unchanged(view, Ignored("this attempt does not wait to be handed over"))
-        if self._clock.now() - began_at > SURELY_HELD_MS:  # another may have given it out, and its letter be gone
-            again = await self.weigh(view.job.job_id, happened, step_id=_step_of(happened), fresh=True)
-            if not isinstance(again.reply, Applied):
-                await self._inbox.throw_away([letter.letter_id])
-                return again
+        weighed = await self.weigh(view.job.job_id, happened, step_id, fresh=True)
+        if not isinstance(weighed.reply, Applied):
+            await self._inbox.throw_away([letter.letter_id])
+            return weighed
         waiting = self._handed_over.setdefault(view.job.job_id, [])
         waiting += [pack(one, letter.letter_id) for one in happened]
         self._in_background(self._tell_hand_overs(view.job.job_id, COALESCE_SECONDS))
@@ -298,10 +298,6 @@ class TemporalJobs(Jobs):
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _step_of(happened: Sequence[Input]) -> str | None:
-    return next((one.step_id for one in happened if isinstance(one, HandedOver)), None)
 
 
 def _signal(happened: Sequence[Input]) -> str:
