@@ -18,7 +18,6 @@ from temporalio.workflow import NondeterminismError
 from lucius.core.tools import Tools
 from lucius.engine.temporal.activities import Activities
 from lucius.engine.temporal.outages import Outages
-from lucius.engine.temporal.outages import Outages
 from lucius.engine.temporal.rules import rules
 from lucius.engine.temporal.workflow import JobWorkflow
 
@@ -118,7 +117,6 @@ class TemporalWorker:
                 does.publish_to_bus,
                 does.external_call,
             ],
-            interceptors=[Outages()],
             interceptors=[Outages()],
             workflow_runner=SandboxedWorkflowRunner(restrictions=restrictions),
             workflow_failure_exception_types=[NondeterminismError],  # the ledger has all that the next run needs

@@ -15,7 +15,7 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from msgspec.structs import replace
@@ -328,7 +328,7 @@ class JobWorkflow:
                 start_to_close_timeout=PUBLISH_SECONDS,
                 retry_policy=ONCE,
             )
-        except ActivityError:
+        except FailureError:  # of a local activity, its own error comes out, and no ActivityError around it
             outcome = await workflow.execute_activity(
                 "publish_to_bus",
                 what,

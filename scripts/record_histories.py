@@ -1,0 +1,206 @@
+"""Write histories of workflows for tests that replay them: what an old version began, today's must go on with.
+
+Runs jobs of every kind on a real Temporal server. Files that are there already stay: they are what was deployed. Names
+of machines and processes are taken out. `python -m scripts.record_histories [name …]`
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+from temporalio.client import Client
+from temporalio.testing import WorkflowEnvironment
+from tests.conformance import test_examples_run as examples
+from tests.conformance.test_examples_run import World, open_world
+from tests.support.api import Api, serving
+from tests.support.temporal import binary
+from tests.temporal.test_examples import soon
+from tests.temporal.twin_api import FollowingApi, TimeFlows
+
+from lucius.adapters.bus_memory import MemoryBus
+from lucius.core.decision import Defaults
+from lucius.settings import Settings
+
+FOLDER = Path(__file__).parents[1] / "tests" / "data" / "histories"
+MOST_EVENTS = 60
+"""Then the server suggests to continue as new."""
+SOON = Defaults(ack_timeout_ms=400, lease_ms=2_000, backoff_scale=0.02)
+OF_A_MACHINE = frozenset({"identity", "name", "binaryChecksum", "buildId", "requestId", "stackTrace"})
+
+Scenario = Callable[[World], Awaitable[None]]
+
+
+async def without_trouble(world: World) -> None:
+    await _finish(world.api, await world.api.submit())
+
+
+async def tried_again(world: World) -> None:
+    job_id = await world.api.submit()
+    (await world.api.fail(await world.api.pull_one(), failure_class="RETRYABLE")).ok()
+    await _finish(world.api, job_id)
+
+
+async def timed_out(world: World) -> None:
+    """Nobody ACKs the first attempt; the second is ACKed, and then nothing more is heard of it."""
+    job_id = await world.api.submit()
+    await world.api.pull_one()
+    directive = await world.api.pull_one()
+    (await world.api.callback("ack", directive)).ok()
+    await _finish(world.api, job_id)
+
+
+async def cancelled(world: World) -> None:
+    job_id = await world.api.submit()
+    directive = await world.api.pull_one()
+    (await world.api.callback("ack", directive)).ok()
+    (await world.api.post(f"/v1/jobs/{job_id}:cancel", {"reason": "not needed"})).ok(202)
+    (await world.api.fail(directive, failure_class="NON_RETRYABLE")).ok()
+    await world.end(job_id)
+
+
+async def paused(world: World) -> None:
+    job_id = await world.api.submit()
+    (await world.api.post(f"/v1/jobs/{job_id}:pause", {})).ok(202)
+    (await world.api.post(f"/v1/jobs/{job_id}:resume", {})).ok(202)
+    await _finish(world.api, job_id)
+
+
+async def tried_again_after_the_end(world: World) -> None:
+    job_id = await world.api.submit()
+    (await world.api.fail(await world.api.pull_one(), failure_class="NON_RETRYABLE")).ok()
+    await world.end(job_id)
+    (await world.api.post(f"/v1/jobs/{job_id}:retry", {"reason": "mended"})).ok(202)
+    await _finish(world.api, job_id)
+
+
+async def pushed(world: World) -> None:
+    """The bus is down at first, so an activity of its own hands over."""
+    bus = world.api.runtime.publisher
+    assert isinstance(bus, MemoryBus)
+    bus.down = True
+    job_id = await world.api.submit()
+    await asyncio.sleep(0.3)
+    bus.down = False
+    (directive,) = await bus.consumer("ocr").pull(1, 5.0)
+    said = {name: getattr(directive, name) for name in ("jobId", "stepId", "tenant_id", "attempt_no", "lease_id")}
+    (await world.api.succeed({**said, "callback_token": directive.callback_token})).ok()
+    await world.end(job_id)
+
+
+async def many_heartbeats(world: World) -> None:
+    """So many that it continues as new."""
+    job_id = await world.api.submit()
+    directive = await world.api.pull_one()
+    (await world.api.callback("ack", directive)).ok()
+    for beat in range(15):
+        (await world.api.callback("heartbeat", directive, progress=beat / 15)).ok()
+        await asyncio.sleep(0.02)
+    (await world.api.succeed(directive)).ok()
+    await world.end(job_id)
+
+
+async def still_waiting(world: World) -> None:
+    world.results["extract"] = {"amount": 9000}
+    job_id = await world.submit("INVOICE_APPROVAL", supplier="Acme")
+    await world.reach(job_id, lambda job: job["status"] == "WAITING_APPROVAL", ("extract",))
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "without-trouble": without_trouble,
+    "tried-again": tried_again,
+    "timed-out": timed_out,
+    "cancelled": cancelled,
+    "paused": paused,
+    "tried-again-after-the-end": tried_again_after_the_end,
+    "pushed": pushed,
+    "many-heartbeats": many_heartbeats,
+    "still-waiting": still_waiting,
+    "calls": examples.test_a_small_invoice_is_posted_without_asking_anybody,
+    "approved": examples.test_a_large_invoice_needs_two_different_people,
+    "escalated": examples.test_what_nobody_decides_is_escalated_and_can_be_rejected,
+    "map": examples.test_pages_are_read_one_by_one_and_what_failed_is_collected,
+    "parallel": examples.test_checks_that_all_pass_are_joined,
+    "loop": examples.test_a_loop_asks_until_it_is_done,
+    "undone": examples.test_a_payment_whose_outcome_is_unknown_is_undone_last_first,
+    "signal": examples.test_a_signature_that_comes_early_is_kept_and_one_that_never_comes_times_out,
+}
+
+
+async def _finish(api: Api, job_id: str) -> None:
+    (await api.succeed(await api.pull_one())).ok()
+    while (await api.job(job_id))["completed_at"] is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+async def record(client: Client, address: str, name: str) -> None:
+    queue, bus = f"record-{name}", "memory:" if name == "pushed" else "local:"
+
+    @asynccontextmanager
+    async def serve(settings: Settings) -> AsyncIterator[Api]:
+        settings = replace(
+            settings,
+            engine="temporal",
+            temporal_address=address,
+            temporal_task_queue=queue,
+            workspace_root="file:///workspace",
+            bus_url=bus,
+            defaults=SOON if name in ("tried-again", "timed-out") else Defaults(),
+        )
+        async with serving(settings, TimeFlows()) as api:
+            yield FollowingApi(api.app, api.runtime, api.clock)
+
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_world(Path(folder), "memory:", serve, soon) as world:
+            await SCENARIOS[name](world)
+            jobs = await world.api.jobs("limit=100")
+            await asyncio.sleep(1)  # the last workflow task ends after the ledger knows; then the index follows
+            for number, job_id in enumerate(sorted(jobs)):
+                await _write(client, name, number, job_id)
+
+
+async def _write(client: Client, name: str, number: int, job_id: str) -> None:
+    runs = [run async for run in client.list_workflows(f"WorkflowId='{job_id}'")]
+    for turn, run in enumerate(sorted(runs, key=lambda run: run.start_time)):
+        history = await client.get_workflow_handle(job_id, run_id=run.run_id).fetch_history()
+        path = FOLDER / f"{name}.{number}.{turn}.json"
+        text = json.dumps(_scrubbed(json.loads(history.to_json())), separators=(",", ":"))
+        path.write_text(json.dumps({"workflow_id": job_id}, separators=(",", ":")) + "\n" + text + "\n")
+        print(f"{path.name}: {len(history.events)} events, {len(text)} bytes")
+
+
+def _scrubbed(value: Any, inside: str = "") -> Any:
+    if isinstance(value, dict):
+        return {
+            key: "recorded" if key in OF_A_MACHINE and _is_of_a_machine(key, inside) else _scrubbed(found, key)
+            for key, found in value.items()
+        }
+    return [_scrubbed(one, inside) for one in value] if isinstance(value, list) else value
+
+
+def _is_of_a_machine(key: str, inside: str) -> bool:
+    return key != "name" or inside == "taskQueue"
+
+
+async def main(names: list[str]) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    there = {path.name.partition(".")[0] for path in FOLDER.glob("*.json")}
+    suggests = f"limit.historyCount.suggestContinueAsNew={MOST_EVENTS}"
+    server = await WorkflowEnvironment.start_local(
+        dev_server_existing_path=binary(),
+        dev_server_extra_args=["--dynamic-config-value", suggests],
+        dev_server_log_level="error",
+    )
+    async with server:
+        address = server.client.service_client.config.target_host
+        for name in names or [name for name in SCENARIOS if name not in there]:
+            await record(server.client, address, name)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))
