@@ -39,8 +39,10 @@ format: .venv/.done
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## jobs per second and latency, real processes; LEDGER=postgres for that ledger, and DBOS beside it
-ifeq ($(LEDGER),postgres)
+bench: setup  ## jobs per second and latency, real processes; LEDGER=postgres (beside DBOS), ENGINE=temporal (beside a plain one)
+ifeq ($(ENGINE),temporal)
+	$(BIN)/python -m bench.run_temporal
+else ifeq ($(LEDGER),postgres)
 	$(UV) sync --frozen --all-extras --group bench --python $(PYTHON)
 	$(BIN)/python -m bench.run_postgres
 else

@@ -1,0 +1,325 @@
+"""Lucius on Temporal, several times over, and a plain Temporal application in turns with it: medians with their spread.
+
+python -m bench.run_temporal [--runs 3] [--seconds 8] [--inflight 16] [--strict] [--quick] [--stores disk memory]
+
+Each measurement has a new dev server, which keeps what it is told on disk or in memory, and shares the machine's cores
+with all the rest. Bars are ratios within the same run, to the plain application of the same shape; a run below one
+says so, and with --strict ends with an error. Where PostgreSQL is, API and worker are measured as two processes, too.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from msgspec import Struct, field
+from tests.support.postgres import binaries
+
+from bench.load import WARM_UP
+from bench.postgres import Server, postgres
+from bench.processes import cpu_seconds, free_port, process, wait_ready
+from bench.run import KEY, measure
+from bench.temporal_server import TemporalServer, events_per_job, temporal
+
+Figures = dict[str, float]
+STORES = ("disk", "memory")
+STEPS = 3
+
+OURS, PLAIN, BARE, SHARED = "Lucius", "plain", "plain, one process", "Lucius, PostgreSQL"
+PLATFORM = ("ocr", "embedding", "sis")
+LOOKED_AT = "embedding"
+
+RATE_BAR = 1.5
+LAG_BAR_MS = 1_000.0
+
+
+class Sizes(Struct, frozen=True, kw_only=True):
+    runs: int
+    seconds: float
+    inflight: int
+    stores: tuple[str, ...] = STORES
+    peers: bool = True
+
+
+QUICK = Sizes(runs=1, seconds=1.0, inflight=4, stores=("memory",), peers=False)
+
+
+class Measured(Struct):
+    """What was found out about one of them on one store, run by run."""
+
+    one: list[Figures] = field(default_factory=list)
+    many: list[Figures] = field(default_factory=list)
+    spent: list[Figures] = field(default_factory=list)
+    events: list[float] = field(default_factory=list)
+    lags: list[float] = field(default_factory=list)
+
+
+class Bench(Struct):
+    folder: Path
+    sizes: Sizes
+    database: Server | None
+    found: dict[tuple[str, str], Measured] = field(default_factory=dict)
+    missed: list[str] = field(default_factory=list)
+
+    def of(self, store: str, name: str) -> Measured:
+        return self.found.setdefault((store, name), Measured())
+
+    def bar(self, met: bool, said: str) -> None:
+        print(f"{'meets the bar' if met else 'BELOW THE BAR'}: {said}", flush=True)
+        if not met:
+            self.missed.append(said)
+
+
+class Stack(Struct, frozen=True):
+    base_url: str
+    pids: dict[str, int]
+
+
+@contextlib.contextmanager
+def lucius(
+    folder: Path, server: TemporalServer, ledger_url: str = "", services: tuple[str, ...] = PLATFORM
+) -> Iterator[Stack]:
+    """On SQLite one process is API and worker; on PostgreSQL they are two."""
+    base_url = f"http://127.0.0.1:{free_port()}"
+    env = {
+        "LUCIUS_ENGINE": "temporal",
+        "LUCIUS_TEMPORAL_ADDRESS": server.address,
+        "LUCIUS_DATA_DIR": str(folder),
+        "LUCIUS_LEDGER_URL": ledger_url,
+        "LUCIUS_DEV_API_KEY": KEY,
+        "LUCIUS_ORCHESTRATOR_URL": base_url,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as running:
+        pids = {"API": running.enter_context(_served("lucius.api.app:create_app", base_url, folder, env))}
+        if ledger_url:
+            pids["worker"] = running.enter_context(_worker(folder, env))
+        said = ("-m", "bench.services", "--base-url", base_url, "--api-key", KEY, "--data-dir", str(folder))
+        log = folder / "services.log"
+        pids["services"] = running.enter_context(process(*said, "--services", *services, log=log)).pid
+        yield Stack(base_url, pids)
+
+
+@contextlib.contextmanager
+def _worker(folder: Path, env: dict[str, str]) -> Iterator[int]:
+    health, log = f"http://127.0.0.1:{free_port()}", folder / "worker.log"
+    command = ("-m", "lucius", "temporal-worker", "--health-port", health.rpartition(":")[2])
+    with process(*command, log=log, **env) as started:
+        wait_ready(f"{health}/readyz", started, log)
+        yield started.pid
+
+
+@contextlib.contextmanager
+def _served(factory: str, base_url: str, folder: Path, env: dict[str, str]) -> Iterator[int]:
+    port, log = base_url.rpartition(":")[2], folder / f"{factory.rpartition(':')[2]}.log"
+    command = ("-m", "uvicorn", "--factory", factory, "--port", port, "--log-level", "warning")
+    with process(*command, log=log, **env) as started:
+        wait_ready(f"{base_url}/readyz", started, log)
+        yield started.pid
+
+
+@contextlib.contextmanager
+def plain(folder: Path, server: TemporalServer) -> Iterator[Stack]:
+    app, service = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    env = {"TEMPORAL_ADDRESS": server.address, "SERVICE_URL": service, "APP_URL": app}
+    with (
+        _served("bench.temporal_plain:service", service, folder, env) as taker,
+        _served("bench.temporal_plain:app", app, folder, env) as api,
+    ):
+        yield Stack(app, {"API": api, "services": taker})
+
+
+# What is measured
+
+
+def ours(bench: Bench, store: str, n: int) -> None:
+    """The lag last: who looks for it would slow the rest down."""
+    found = bench.of(store, OURS)
+    folder = bench.folder / f"{store}-ours-{n}"
+    with temporal(folder, durable=store == "disk") as server:
+        with lucius(folder / "data", server) as running:
+            _measure(bench, found, running, server)
+        found.events.append(asyncio.run(events_per_job(server.address)))
+        others = tuple(name for name in PLATFORM if name != LOOKED_AT)
+        with lucius(folder / "lag", server, services=others) as running:
+            found.lags += _lags(bench, running)
+
+
+def shared(bench: Bench, store: str, n: int) -> None:
+    assert bench.database is not None
+    found, name = bench.of(store, SHARED), f"{store}_{n}"
+    folder = bench.folder / f"{store}-shared-{n}"
+    with temporal(folder, durable=store == "disk") as server:
+        with lucius(folder / "data", server, bench.database.create(name)) as running:
+            _measure(bench, found, running, server)
+        found.events.append(asyncio.run(events_per_job(server.address)))
+    bench.database.drop(name)
+
+
+def peer(bench: Bench, store: str, n: int) -> None:
+    found = bench.of(store, PLAIN)
+    folder = bench.folder / f"{store}-plain-{n}"
+    with temporal(folder, durable=store == "disk") as server:
+        with plain(folder, server) as running:
+            _measure(bench, found, running, server)
+        found.events.append(asyncio.run(events_per_job(server.address)))
+
+
+def bare(bench: Bench, store: str, n: int) -> None:
+    found = bench.of(store, BARE)
+    with temporal(bench.folder / f"{store}-bare-{n}", durable=store == "disk") as server:
+        for inflight, figures in ((1, found.one), (bench.sizes.inflight, found.many)):
+            with _spending(found.spent if inflight > 1 else [], {"Temporal": server.pid}):
+                figures.append(_bare(server, inflight, bench.sizes.seconds))
+        found.events.append(asyncio.run(events_per_job(server.address)))
+
+
+def _bare(server: TemporalServer, inflight: int, seconds: float) -> Figures:
+    command = [sys.executable, "-m", "bench.temporal_plain", "--inflight", str(inflight), "--seconds", str(seconds)]
+    env = {**os.environ, "TEMPORAL_ADDRESS": server.address}
+    figures: Figures = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=env).stdout)
+    return figures
+
+
+def _measure(bench: Bench, found: Measured, running: Stack, server: TemporalServer) -> None:
+    sizes = bench.sizes
+    found.one.append(measure(running.base_url, 1, sizes.seconds, "one"))
+    with _spending(found.spent, {**running.pids, "Temporal": server.pid}):
+        found.many.append(measure(running.base_url, sizes.inflight, sizes.seconds, "many"))
+
+
+def _lags(bench: Bench, running: Stack) -> list[float]:
+    """Milliseconds, while as many jobs are in flight as ever."""
+    told = ("--base-url", running.base_url, "--api-key", KEY, "--service", LOOKED_AT)
+    looker = subprocess.Popen([sys.executable, "-m", "bench.temporal_lag", *told], stdout=subprocess.PIPE)
+    try:
+        measure(running.base_url, bench.sizes.inflight, bench.sizes.seconds, "lag")
+        looker.send_signal(signal.SIGTERM)
+        lags: list[float] = json.loads(looker.communicate(timeout=30)[0])
+        return lags
+    finally:
+        looker.kill()
+        looker.wait()
+
+
+@contextlib.contextmanager
+def _spending(spent: list[Figures], pids: dict[str, int]) -> Iterator[None]:
+    """Note the CPU that processes take meanwhile, by name."""
+    before = {name: cpu_seconds([pid]) for name, pid in pids.items()}
+    load = _cpu_of_ended()
+    yield
+    now = {name: cpu_seconds([pid]) - before[name] for name, pid in pids.items()}
+    spent.append({**now, "load": _cpu_of_ended() - load})
+
+
+def _cpu_of_ended() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+# What is told
+
+
+def tell(bench: Bench, store: str) -> None:
+    print(f"\nTemporal's dev server, which keeps all in {'a file' if store == 'disk' else 'memory'}:")
+    names = [name for name in (OURS, SHARED, PLAIN, BARE) if (store, name) in bench.found]
+    rates: dict[str, float] = {}
+    for name in names:
+        found = bench.of(store, name)
+        _show(f"{name}, 1 in flight", found.one)
+        rates[name] = _show(f"{name}, {bench.sizes.inflight} in flight", found.many)
+    for name in names:
+        _tell_cost(bench.of(store, name), name)
+    for name in names:
+        if name != OURS:
+            print(f"{rates[OURS] / rates[name]:.2f} times the jobs/s of: {name}")
+    _tell_bars(bench, store)
+
+
+def _show(name: str, runs: list[Figures]) -> float:
+    rates = [run["jobs_per_second"] for run in runs]
+    median, p50, p99 = (_median(runs, figure) for figure in ("jobs_per_second", "p50_ms", "p99_ms"))
+    spread = f"{min(rates):.1f}-{max(rates):.1f}"
+    print(f"{name:<34} {median:>6.1f} jobs/s ({spread:>9})   p50 {p50:>6.0f} ms   p99 {p99:>6.0f} ms", flush=True)
+    return median
+
+
+def _tell_cost(found: Measured, name: str) -> None:
+    """The warm-up costs as much as the rest, a job for a job."""
+    jobs = sum(figures["jobs"] for figures in found.many) * (1 + WARM_UP)
+    each = {part: sum(spent[part] for spent in found.spent) * 1000 / jobs for part in found.spent[0]}
+    parts = ", ".join(f"{part} {ms:.1f}" for part, ms in each.items())
+    events = statistics.median(found.events)
+    said = f"{events:.1f} history events per job, {events / STEPS:.1f} per step"
+    print(f"{name}: {sum(each.values()):.1f} ms of CPU per job ({parts}); {said}")
+
+
+def _tell_bars(bench: Bench, store: str) -> None:
+    mine, other = bench.of(store, OURS), bench.of(store, PLAIN)
+    rate, its = (_median(found.many, "jobs_per_second") for found in (mine, other))
+    bench.bar(rate / its >= RATE_BAR, f"{rate / its:.2f} times the plain jobs/s; at least {RATE_BAR}")
+    idle, its = (_median(found.one, "p50_ms") for found in (mine, other))
+    bench.bar(idle <= its, f"{idle:.0f} ms for a job alone; at most the plain {its:.0f}")
+    events, its = (statistics.median(found.events) / STEPS for found in (mine, other))
+    bench.bar(events < its, f"{events:.1f} history events per step; fewer than the plain {its:.1f}")
+    lags = sorted(mine.lags)
+    p50, p99 = (lags[min(len(lags) - 1, int(len(lags) * share))] for share in (0.5, 0.99))
+    said = f"the ledger is {p50:.0f} ms behind at p50 and {p99:.0f} ms at p99 of {len(lags)} callbacks"
+    bench.bar(p99 < LAG_BAR_MS, f"{said}; under {LAG_BAR_MS:.0f}")
+
+
+def _median(runs: list[Figures], name: str) -> float:
+    return statistics.median(run[name] for run in runs)
+
+
+def in_turns(bench: Bench) -> None:
+    """One of each, several times over, so that a machine that slows down slows all of them."""
+    turns: list[Callable[[Bench, str, int], None]] = [ours, peer]
+    if bench.sizes.peers:
+        turns += [bare] if bench.database is None else [shared, bare]
+    for n in range(bench.sizes.runs):
+        for store in bench.sizes.stores:
+            for turn in turns if n % 2 == 0 else reversed(turns):
+                turn(bench, store, n)
+    for store in bench.sizes.stores:
+        tell(bench, store)
+
+
+@contextlib.contextmanager
+def _database(wanted: bool) -> Iterator[Server | None]:
+    if not wanted or binaries() is None:
+        yield None
+        return
+    with postgres() as server:
+        yield server
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--inflight", type=int, default=16)
+    parser.add_argument("--stores", nargs="+", choices=STORES, default=STORES)
+    parser.add_argument("--strict", action="store_true", help="fail below a bar")
+    parser.add_argument("--quick", action="store_true", help="does it still run? The figures mean nothing")
+    given = parser.parse_args()
+    chosen = Sizes(runs=given.runs, seconds=given.seconds, inflight=given.inflight, stores=tuple(given.stores))
+    sizes = QUICK if given.quick else chosen
+    with tempfile.TemporaryDirectory() as folder, _database(sizes.peers) as database:
+        bench = Bench(Path(folder), sizes, database)
+        in_turns(bench)
+    if given.strict and bench.missed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
