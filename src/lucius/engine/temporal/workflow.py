@@ -137,7 +137,7 @@ class JobWorkflow:
     def look(self, said: list[Happened]) -> None:
         """What was told before and may not have been heard; or somebody doubts that the ledger has what we know."""
         self._in_doubt = self._in_doubt or not said
-        self._hear(said)
+        self._hear(said, again=True)
 
     @workflow.update(name=ACT)
     async def act(self, asked: Happened) -> Answer:
@@ -151,10 +151,12 @@ class JobWorkflow:
     def status(self) -> str:
         return "" if self._view is None else str(self._view.job.status)
 
-    def _hear(self, said: Sequence[Happened]) -> None:
-        """What we have read already is told again by those who find it in the inbox still."""
-        self._still_there |= dict.fromkeys(happened.letter for happened in said if happened.letter in self._read)
-        new = (happened for happened in said if happened.letter not in self._read)
+    def _hear(self, said: Sequence[Happened], *, again: bool = False) -> None:
+        """What we have read already is told again by those who find it in the inbox still. A service that says the same
+        twice is another matter: that is a duplicate, and recorded."""
+        known = self._read if again else {}
+        self._still_there |= dict.fromkeys(happened.letter for happened in said if happened.letter in known)
+        new = (happened for happened in said if happened.letter not in known)
         self._waiting.extend(_Waiting(unpack(happened), happened.letter) for happened in new)
 
     # Deciding
