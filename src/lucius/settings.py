@@ -39,6 +39,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     temporal_keys: dict[str, bytes] = field(default_factory=dict)
     temporal_search_attributes: bool = True
     temporal_down: Literal["accept", "refuse"] = "accept"
+    temporal_new_jobs: bool = True
     temporal_workflow_slots: int = 100
     temporal_activity_slots: int = 100
     temporal_cached_workflows: int = 2_000
@@ -91,6 +92,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         return self.ledger_scheme not in ONE_PROCESS_LEDGERS
 
     @property
+    def new_jobs_engine(self) -> str:
+        """What drives the jobs that are accepted from now on; empty for the embedded engine."""
+        return "temporal" if self.engine == "temporal" and self.temporal_new_jobs else ""
+
+    @property
     def temporal_workflows_url(self) -> str:
         """Where people see workflows; empty if nobody has said where Temporal's UI is."""
         return self.temporal_ui_url and f"{self.temporal_ui_url}/namespaces/{self.temporal_namespace}/workflows"
@@ -122,6 +128,7 @@ def load_settings(env: Mapping[str, str] = os.environ, **overrides: object) -> S
         "temporal_server_name": read.text("LUCIUS_TEMPORAL_SERVER_NAME", ""),
         "temporal_keys": read.keys("LUCIUS_TEMPORAL_KEYS"),
         "temporal_search_attributes": read.choice("LUCIUS_TEMPORAL_SEARCH_ATTRIBUTES", "on", ("on", "off")) == "on",
+        "temporal_new_jobs": read.choice("LUCIUS_TEMPORAL_NEW_JOBS", "on", ("on", "off")) == "on",
         "temporal_down": read.choice("LUCIUS_TEMPORAL_DOWN", "accept", ("accept", "refuse")),
         "temporal_workflow_slots": read.whole("LUCIUS_TEMPORAL_WORKFLOW_SLOTS", 100, 2),
         "temporal_activity_slots": read.whole("LUCIUS_TEMPORAL_ACTIVITY_SLOTS", 100, 1),

@@ -294,7 +294,7 @@ def build(
         limits=defaults,
         workspace_root=settings.workspace_root,
         new_job_id=new_job_id,
-        engine="" if settings.engine == "embedded" else settings.engine,
+        engine=settings.new_jobs_engine,
     )
     queries = Queries(store, store, hub, env, settings.max_unacked, settings.temporal_workflows_url)
     caller = caller or open_caller(settings, config, clock)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
@@ -55,10 +56,10 @@ def dev(
     """Run the whole stack until Ctrl-C: control plane on a SQLite file, and the three platform services."""
     die_with_parent()
     folder = (data_dir or ctx.ensure_object(Options).data_dir).resolve()
-    run(lambda: _dev(host, port, folder, services, engine), fast_loop=True)
+    _leave(run(lambda: _dev(host, port, folder, services, engine), fast_loop=True))
 
 
-async def _dev(host: str, port: int, data_dir: Path, with_services: bool, engine: str | None) -> None:
+async def _dev(host: str, port: int, data_dir: Path, with_services: bool, engine: str | None) -> Settings:
     from lucius.cli.control_plane import base_url, drain_on_signals, listen, serving, until_stopped  # noqa: PLC0415
 
     drain = drain_on_signals()
@@ -80,6 +81,15 @@ async def _dev(host: str, port: int, data_dir: Path, with_services: bool, engine
                 _say_ready(url, key, settings, with_services)
                 await until_stopped(server, drain)
             out().print("stopping")
+    return settings
+
+
+def _leave(settings: Settings) -> None:
+    """Without the interpreter's own way out, during which threads of Temporal's SDK now and then abort the process."""
+    if settings.engine == "temporal":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 @asynccontextmanager
@@ -216,10 +226,10 @@ def api(
     at once, after LUCIUS_DRAIN_DELAY no request is taken any more, and what is under way has LUCIUS_DRAIN_SECONDS.
     """
     die_with_parent()
-    run(lambda: _api(host, port, data_dir, engine), fast_loop=True)
+    _leave(run(lambda: _api(host, port, data_dir, engine), fast_loop=True))
 
 
-async def _api(host: str, port: int, data_dir: Path | None, engine: bool | None) -> None:
+async def _api(host: str, port: int, data_dir: Path | None, engine: bool | None) -> Settings:
     from lucius.cli.control_plane import base_url, drain_on_signals, listen, serving, until_stopped  # noqa: PLC0415
     from lucius.observability.readiness import Role  # noqa: PLC0415
 
@@ -231,6 +241,7 @@ async def _api(host: str, port: int, data_dir: Path | None, engine: bool | None)
         with_engine = settings.api_engine if engine is None else engine
         async with serving(settings, listener, drain, Role.WHOLE if with_engine else Role.API) as server:
             await until_stopped(server, drain)
+    return settings
 
 
 def reconciler(
@@ -247,6 +258,7 @@ def reconciler(
     die_with_parent()
     settings = guarded(lambda: load_settings(data_dir=data_dir))
     run(lambda: _without_api(settings, Role.ENGINE, health_host, health_port), fast_loop=True)
+    _leave(settings)
 
 
 def temporal_worker(
@@ -274,6 +286,7 @@ def temporal_worker(
     die_with_parent()
     settings = guarded(lambda: _for_temporal(load_settings(data_dir=data_dir)))
     run(lambda: _without_api(settings, Role.WORKER, health_host, health_port), fast_loop=True)
+    _leave(settings)
 
 
 def _for_temporal(settings: Settings) -> Settings:

@@ -1,0 +1,278 @@
+"""A running deployment moves from the embedded engine to Temporal and back: old jobs finish where they began."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from temporalio.client import Client
+
+from tests.e2e.support import KEY, REPO, Api, Json, until
+from tests.support.ports import free_port
+from tests.support.temporal import TemporalServer
+
+PROTOCOL = """
+protocol_id: moved
+version: 1
+request_type: MOVED
+title: Two tasks, and between them a signal and somebody's yes
+steps:
+  - {step_id: read, step_type: READ, service: read}
+  - {step_id: paid, kind: wait, wait: {signal: paid}}
+  - {step_id: sign, kind: human_approval, human_approval: {approvers: [dev]}}
+  - {step_id: write, step_type: WRITE, service: write}
+"""
+SERVICES = ("read", "write")
+
+
+class Deployment:
+    """Always on the same port, folder and ledger; an API and, where it is a process of its own, a Temporal worker."""
+
+    def __init__(self, folder: Path, ledger_url: str, temporal: TemporalServer) -> None:
+        self.api = Api(f"http://127.0.0.1:{free_port()}")
+        self._folder = folder
+        self._processes: list[subprocess.Popen[str]] = []
+        (folder / "protocols").mkdir()
+        (folder / "protocols" / "moved.yaml").write_text(PROTOCOL)
+        self._env = {
+            **os.environ,
+            "LUCIUS_DATA_DIR": str(folder / "data"),
+            "LUCIUS_LEDGER_URL": ledger_url,
+            "LUCIUS_PROTOCOLS_DIR": str(folder / "protocols"),
+            "LUCIUS_DEV_API_KEY": KEY,
+            "LUCIUS_ACK_TIMEOUT": "2",
+            "LUCIUS_LEASE": "5",
+            "LUCIUS_BACKOFF_SCALE": "0.01",
+            "LUCIUS_MAX_ATTEMPTS": "9",
+            "LUCIUS_LOG_LEVEL": "error",
+            "LUCIUS_TEMPORAL_ADDRESS": temporal.address,
+            "LUCIUS_TEMPORAL_TASK_QUEUE": f"migration-{uuid.uuid4().hex[:8]}",
+        }
+
+    def start(self, engine: str, *, new_jobs: bool = True) -> None:
+        env = {**self._env, "LUCIUS_ENGINE": engine, "LUCIUS_TEMPORAL_NEW_JOBS": "on" if new_jobs else "off"}
+        self._spawn(env, "api", "--port", self.api.base_url.rpartition(":")[2])
+        if engine == "temporal" and env["LUCIUS_LEDGER_URL"].startswith("postgresql"):
+            self._spawn(env, "temporal-worker")
+        until(self._up, "it is ready", 60)
+
+    def _spawn(self, env: dict[str, str], *words: str) -> None:
+        command = [sys.executable, "-m", "lucius.cli", *words]
+        self._processes.append(subprocess.Popen(command, env=env, cwd=REPO, text=True, start_new_session=True))
+
+    def _up(self) -> bool:
+        assert all(process.poll() is None for process in self._processes), "a process has ended"
+        return self.api.ready()
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.send_signal(signal.SIGTERM)
+        assert [process.wait(20) for process in self._processes] == [0] * len(self._processes)
+        self._processes = []
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def restart(self, engine: str, *, new_jobs: bool = True) -> None:
+        self.stop()
+        self.start(engine, new_jobs=new_jobs)
+
+    def submit(self) -> str:
+        ref = uuid.uuid4().hex
+        command = {
+            "tenant_id": "acme",
+            "request_type": "MOVED",
+            "input_ref": f"blob://in/{ref}",
+            "output_ref": f"blob://out/{ref}",
+            "payload": {},
+            "schema_version": "v1",
+        }
+        return self.api.submit(command)
+
+    def job(self, job_id: str) -> Json:
+        return self.api.get(f"/v1/jobs/{job_id}")
+
+    def act(self, job_id: str, what: str, body: Json | None = None) -> int:
+        return self.api.call("POST", f"/v1/jobs/{job_id}{what}", body or {})[0]
+
+    def take(self, service: str, job_id: str) -> Json:
+        """The directive for this job; whatever else comes meanwhile is left to its deadline."""
+        return until(lambda: next((d for d in self.api.pull(service) if d["jobId"] == job_id), None), "a directive")  # type: ignore[no-any-return]
+
+    def finish(self, job_ids: list[str]) -> None:
+        """Be the services and the people until all have ended."""
+        until(lambda: self._push(job_ids), "all jobs have ended", 90)
+
+    def _push(self, job_ids: list[str]) -> bool:
+        for service in SERVICES:
+            for directive in self.api.pull(service, 10):
+                self.api.call_back("ack", directive)
+                self.api.call_back("result", directive, status="SUCCEEDED")
+        live = [job for job in map(self.job, job_ids) if job["completed_at"] is None]
+        for job in live:
+            waits = {step["stepId"]: step["status"] for step in job["steps"]}
+            if job["paused"]:
+                self.act(job["jobId"], ":resume")
+            elif waits["paid"] == "WAITING":
+                self.act(job["jobId"], ":signal", {"name": "paid"})
+            elif waits["sign"] == "AWAITING_APPROVAL":
+                self.act(job["jobId"], "/steps/sign:approve")
+        return not live
+
+    def to(self, job_id: str, state: str) -> None:
+        """Bring a job there, and leave it there."""
+        if state == "untouched":
+            return
+        directive = self.take("read", job_id)
+        if state == "handed over":
+            return
+        assert self.api.call_back("ack", directive)[0] == 200
+        if state == "acked":
+            return
+        assert self.api.call_back("result", directive, status="SUCCEEDED")[0] == 200
+        until(lambda: self._status(job_id, "paid") == "WAITING", "it waits for the signal")
+        if state == "paused":
+            assert self.act(job_id, ":pause") == 202
+        if state in ("waiting", "paused"):
+            return
+        assert self.act(job_id, ":signal", {"name": "paid"}) == 202
+        until(lambda: self._status(job_id, "sign") == "AWAITING_APPROVAL", "it waits for a person")
+        if state == "to be approved":
+            return
+        assert self.act(job_id, "/steps/sign:approve") == 200
+        until(lambda: self._status(job_id, "write") != "PENDING", "the last step")
+
+    def _status(self, job_id: str, step_id: str) -> str:
+        return str(self.api.step(job_id, step_id)["status"])
+
+
+STATES = ("untouched", "handed over", "acked", "waiting", "paused", "to be approved", "last step")
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, ledger_url: str, temporal_server: TemporalServer) -> Iterator[Deployment]:
+    made = Deployment(tmp_path, ledger_url, temporal_server)
+    yield made
+    made.kill()
+
+
+def jobs_in_every_state(deployment: Deployment) -> list[str]:
+    """The slow ones last: whoever was handed a directive has 2 s to say so."""
+    made = []
+    for state in reversed(STATES):
+        job_id = deployment.submit()
+        deployment.to(job_id, state)
+        made.append(job_id)
+    return made
+
+
+def a_failed_job(deployment: Deployment) -> str:
+    job_id = deployment.submit()
+    directive = deployment.take("read", job_id)
+    assert deployment.api.call_back("result", directive, status="FAILED", failure_class="NON_RETRYABLE")[0] == 200
+    until(lambda: deployment.job(job_id)["status"] == "FAILED_FINAL", "it has failed")
+    return job_id
+
+
+def assert_once(deployment: Deployment, job_ids: list[str], engine: str) -> None:
+    """Each has succeeded, where it began, and each of its steps once."""
+    for job_id in job_ids:
+        job = deployment.job(job_id)
+        assert (job["status"], job["engine"]) == ("SUCCEEDED", engine), job
+        events = Counter((event["type"], event["stepId"]) for event in deployment.api.events(job_id))
+        assert {events["STEP_SUCCEEDED", step["stepId"]] for step in job["steps"]} == {1}, events
+        assert events["JOB_SUCCEEDED", None] == events["JOB_ACCEPTED", None] == 1, events
+
+
+def workflows(temporal: TemporalServer, job_ids: list[str]) -> set[str]:
+    """Which of them have one."""
+
+    async def known() -> set[str]:
+        client = await Client.connect(temporal.address)
+        return {found.id async for found in client.list_workflows("WorkflowType = 'LuciusJob'")} & set(job_ids)
+
+    return asyncio.run(known())
+
+
+def test_old_jobs_finish_where_they_began_and_new_ones_are_workflows(
+    deployment: Deployment, temporal_server: TemporalServer
+) -> None:
+    deployment.start("embedded")
+    old = jobs_in_every_state(deployment)
+    held_id = deployment.submit()
+    held = deployment.take("read", held_id)
+    assert deployment.api.call_back("ack", held)[0] == 200
+
+    deployment.restart("temporal")
+    assert deployment.api.call_back("result", held, status="SUCCEEDED")[1]["disposition"] == "APPLIED"
+    new = jobs_in_every_state(deployment)
+    assert workflows(temporal_server, [*old, held_id]) == set()
+    deployment.finish([*old, held_id, *new])
+    assert_once(deployment, [*old, held_id], "embedded")
+    assert_once(deployment, new, "temporal")
+    assert workflows(temporal_server, [*old, held_id, *new]) == set(new)
+
+
+def test_an_old_job_that_failed_is_retried_where_it_began(
+    deployment: Deployment, temporal_server: TemporalServer
+) -> None:
+    deployment.start("embedded")
+    job_id = a_failed_job(deployment)
+    deployment.restart("temporal")
+    assert deployment.act(job_id, ":retry", {"reason": "mended"}) == 202
+    deployment.finish([job_id])
+    assert_once(deployment, [job_id], "embedded")
+    assert workflows(temporal_server, [job_id]) == set()
+
+
+def test_the_way_back_leaves_workflows_alone_until_they_have_an_engine_again(
+    deployment: Deployment, temporal_server: TemporalServer
+) -> None:
+    deployment.start("temporal")
+    theirs = jobs_in_every_state(deployment)
+    held_id = deployment.submit()
+    held = deployment.take("read", held_id)
+    until(lambda: deployment.api.step(held_id, "read")["status"] == "INITIATED", "the ledger knows")
+    theirs.append(held_id)
+
+    deployment.restart("embedded")
+    seen = {job_id: deployment.api.events(job_id) for job_id in theirs}
+    ours = deployment.submit()
+    deployment.finish([ours])
+    assert_once(deployment, [ours], "embedded")
+    status, said = deployment.api.call_back("ack", held)
+    assert (status, said["code"]) == (503, "NOT_READY")
+    assert "LUCIUS_ENGINE" in said["detail"]
+    assert deployment.act(held_id, ":cancel") == 503
+    time.sleep(4)  # deadlines pass
+    assert {job_id: deployment.api.events(job_id) for job_id in theirs} == seen, "nobody else drives them"
+
+    deployment.restart("temporal", new_jobs=False)
+    late = deployment.submit()
+    deployment.finish([*theirs, late])
+    assert_once(deployment, theirs, "temporal")
+    assert_once(deployment, [late], "embedded")
+    assert workflows(temporal_server, [*theirs, ours, late]) == set(theirs)
+
+
+@pytest.mark.xfail(strict=True, reason="an ended job is revived by whoever is asked")
+def test_who_revives_a_workflow_needs_its_engine(deployment: Deployment) -> None:
+    deployment.start("temporal")
+    job_id = a_failed_job(deployment)
+
+    deployment.restart("embedded")
+    assert deployment.act(job_id, ":retry", {"reason": "mended"}) == 503
+    assert deployment.job(job_id)["status"] == "FAILED_FINAL"
+    deployment.restart("temporal")
+    assert deployment.act(job_id, ":retry", {"reason": "mended"}) == 202
+    deployment.finish([job_id])
+    assert_once(deployment, [job_id], "temporal")
