@@ -1,0 +1,153 @@
+"""A control plane whose services, people and peers do nothing but what a script says."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from aiohttp import web
+from msgspec import Struct
+
+from lucius import wiring
+from lucius.core.decision import JobView
+from lucius.core.model import NEVER
+from lucius.core.protocol import Protocol
+from lucius.ports.errors import ProtocolError
+from lucius.wiring import Runtime
+from tests.support.api import Api, serving, settings_for
+from tests.support.peer import peer
+from tests.support.temporal import TemporalServer
+from tests.temporal.twin_api import TimeFlows
+from tests.temporal.twin_cases import Case, document
+
+SECRET = "whsec_c2VjcmV0LWZvci10aGUtdGVzdHMtb25seQ=="
+GUARD = "-guard"
+
+
+class Outside:
+    """What protocols call. It answers when the script says so; only guards are answered at once, with the truth."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.asked: dict[str, list[asyncio.Future[web.Response]]] = {}
+        self.made: dict[str, Any] = {}
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        key = request.headers["idempotency-key"]
+        if key.endswith(GUARD):
+            made = self.made.get(key.removesuffix(GUARD))
+            return web.json_response({"done": made is not None, "made": made})
+        waiting: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
+        self.asked.setdefault(key, []).append(waiting)
+        return await waiting
+
+    def hang_up(self) -> None:
+        for waiting in (waiting for asked in self.asked.values() for waiting in asked):
+            waiting.cancel()
+
+
+class Plane:
+    def __init__(self, name: str, api: Api, outside: Outside) -> None:
+        self.name = name
+        self.outside = outside
+        self._api = api
+
+    @property
+    def runtime(self) -> Runtime:
+        return self._api.runtime
+
+    async def submit(self, case: Case) -> str:
+        key = f"{case.seed}-{uuid.uuid4().hex}"
+        return await self._api.submit(
+            request_type=case.protocol.request_type, payload=case.payload, idempotency_key=key
+        )
+
+    async def view(self, job_id: str) -> JobView:
+        view = await self.runtime.store.job(job_id)
+        assert view is not None
+        return view
+
+    async def has_letters(self, job_id: str) -> bool:
+        return any(letter.job_id == job_id for letter in await self.runtime.store.unread(NEVER, 10_000))
+
+
+class Protocols:
+    """A source of them to which more can be added."""
+
+    def __init__(self) -> None:
+        self._protocols: dict[str, Protocol] = {}
+        self._changed = False
+
+    def add(self, protocol: Protocol) -> None:
+        self._protocols[protocol.request_type] = protocol
+        self._changed = True
+
+    def refresh(self) -> bool:
+        changed, self._changed = self._changed, False
+        return changed
+
+    def list(self) -> tuple[Protocol, ...]:
+        return tuple(self._protocols.values())
+
+    def place(self, protocol: Protocol) -> tuple[str, int]:
+        return protocol.request_type, 1
+
+    def problems(self) -> tuple[ProtocolError, ...]:
+        return ()
+
+
+class Planes(Struct, frozen=True):
+    """One for each engine, with the same protocols."""
+
+    embedded: Plane
+    temporal: Plane
+    outside: Outside
+    protocols: Protocols
+
+    async def know(self, cases: Iterable[Case]) -> None:
+        for case in cases:
+            self.protocols.add(document(case, self.outside.url))
+        for plane in (self.embedded, self.temporal):
+            self.protocols._changed = True
+            await plane.runtime.protocols.refresh()
+
+
+@asynccontextmanager
+async def planes(folder: Path, server: TemporalServer) -> AsyncIterator[Planes]:
+    async with peer() as there:
+        outside, protocols = Outside(), Protocols()
+        there.answer = outside.answer
+        outside.url = there.url
+        policy = {"hosts": [f"127.0.0.1:{there.port}"], "allow_http": True, "allow_private": True, "per_host": 1000}
+        (folder / "config.yaml").write_text(json.dumps({"calls": policy}))
+        over = {
+            "engine": "temporal",
+            "temporal_address": server.address,
+            "temporal_task_queue": f"twin-{uuid.uuid4().hex[:12]}",
+        }
+        with mock.patch.object(wiring, "ProtocolsDir", return_value=protocols):
+            async with (
+                _plane("embedded", folder, outside) as embedded,
+                _plane("temporal", folder, outside, **over) as temporal,
+            ):
+                yield Planes(embedded, temporal, outside, protocols)
+                outside.hang_up()
+
+
+@asynccontextmanager
+async def _plane(name: str, folder: Path, outside: Outside, **engine: Any) -> AsyncIterator[Plane]:
+    (folder / name).mkdir()
+    settings = settings_for(
+        folder / name,
+        config_path=folder / "config.yaml",
+        sweep_interval=0.02,
+        reload_interval=3_600.0,
+        webhook_secrets={"DEFAULT": SECRET},
+        **engine,
+    )
+    async with serving(settings, TimeFlows()) as api:
+        yield Plane(name, api, outside)
