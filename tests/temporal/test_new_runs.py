@@ -1,0 +1,177 @@
+"""A workflow's run may end though its job goes on: its history has grown large, or the rules have changed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from temporalio import workflow
+from temporalio.client import Client, WorkflowExecution
+from temporalio.testing import WorkflowEnvironment
+
+from lucius.core.decide import decide_all
+from lucius.core.decision import Decision
+from lucius.core.model import NEVER
+from lucius.engine.temporal import jobs as temporal_jobs
+from lucius.engine.temporal import worker as temporal_worker
+from lucius.engine.temporal.wire import WORKFLOW, Begin
+from lucius.engine.temporal.workflow import JobWorkflow
+from lucius.settings import Settings
+from tests.conformance.test_examples_run import World, open_world
+from tests.support.api import serving, settings_for
+from tests.support.temporal import TemporalServer, binary
+from tests.temporal.twin_api import FollowingApi, TimeFlows, over_temporal
+
+MOST_EVENTS = 40
+"""Then the server suggests to continue as new; 4,096 unless told otherwise."""
+WITHIN = 20.0
+
+
+async def runs_of(address: str, job_id: str, wanted: Callable[[list[WorkflowExecution]], bool]) -> None:
+    """Temporal's index is a moment behind."""
+    client = await Client.connect(address)
+    async with asyncio.timeout(WITHIN):
+        while not wanted([run async for run in client.list_workflows(f"WorkflowId='{job_id}'")]):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+def statuses(runs: list[WorkflowExecution]) -> set[str]:
+    return {run.status.name for run in runs if run.status is not None}
+
+
+# Histories that grow
+
+
+@pytest.fixture
+async def narrow() -> AsyncIterator[str]:
+    """A server that finds histories large very soon."""
+    suggests = f"limit.historyCount.suggestContinueAsNew={MOST_EVENTS}"
+    server = await WorkflowEnvironment.start_local(
+        dev_server_existing_path=binary(), dev_server_extra_args=["--dynamic-config-value", suggests]
+    )
+    async with server:
+        yield server.client.service_client.config.target_host
+
+
+@asynccontextmanager
+async def serving_at(settings: Settings, address: str) -> AsyncIterator[FollowingApi]:
+    settings = replace(settings, engine="temporal", temporal_address=address)
+    async with serving(settings, TimeFlows()) as served:
+        yield FollowingApi(served.app, served.runtime, served.clock)
+
+
+@pytest.fixture
+async def world(narrow: str, tmp_path: Path) -> AsyncIterator[World]:
+    serve = partial(serving_at, address=narrow)
+    async with open_world(tmp_path, "memory:", serve, lambda text: text) as opened:
+        yield opened
+
+
+async def test_nothing_of_many_heartbeats_and_acts_is_lost(world: World, narrow: str) -> None:
+    api = world.api
+    job_id = await api.submit()
+    directive = await api.pull_one()
+    (await api.callback("ack", directive)).ok()
+    for beat in range(1, 13):
+        said = [api.callback("heartbeat", directive, progress=beat / 100 + n / 1000) for n in range(4)]
+        act = "pause" if beat % 2 else "resume"
+        *heard, acted = await asyncio.gather(*said, api.post(f"/v1/jobs/{job_id}:{act}", {}))
+        assert [answer.ok()["disposition"] for answer in heard] == ["APPLIED"] * 4
+        acted.ok(202)
+    (await api.succeed(directive, result={"text": "all of it"})).ok()
+    job = await world.end(job_id)
+    assert (job["status"], job["steps"][0]["attempt_no"]) == ("SUCCEEDED", 1)
+    assert job["steps"][0]["result"] == {"text": "all of it"}
+    types = await api.event_types(job_id)
+    assert (types.count("JOB_PAUSED"), types.count("JOB_RESUMED")) == (6, 6)
+    await runs_of(narrow, job_id, lambda runs: len(runs) > 2 and statuses(runs) == {"CONTINUED_AS_NEW", "COMPLETED"})
+    found = "LuciusState='SUCCEEDED' and LuciusTenant='acme'"
+    client = await Client.connect(narrow)
+    assert job_id in [run.id async for run in client.list_workflows(found)], "also by what was told to the first run"
+
+
+async def test_a_job_of_many_steps_does_each_of_them_once(world: World, narrow: str) -> None:
+    world.results["split"] = {"pages": [f"p{n}" for n in range(30)]}
+    world.results |= {f"ocr_page.{n}": {"text": f"t{n}"} for n in range(30)}
+    job_id = await world.submit("PAGE_MAP")
+    job = await world.end(job_id, "split", "ocr", "merge")
+    assert job["status"] == "SUCCEEDED"
+    pages = next(step for step in job["steps"] if step["stepId"] == "pages")["result"]
+    assert [item["result"]["text"] for item in pages["items"]] == [f"t{n}" for n in range(30)]
+    assert {step["attempt_no"] for step in job["steps"] if step["stepId"].startswith("ocr_page")} == {1}
+    await runs_of(narrow, job_id, lambda runs: len(runs) > 1 and statuses(runs) == {"CONTINUED_AS_NEW", "COMPLETED"})
+
+
+# Rules that change
+
+
+@workflow.defn(name=WORKFLOW)
+class OfTomorrow(JobWorkflow):
+    """It does something first that today's does not."""
+
+    @workflow.init
+    def __init__(self, begin: Begin) -> None:
+        super().__init__(begin)
+
+    @workflow.run
+    async def run(self, begin: Begin) -> str:
+        await workflow.sleep(0.01)
+        return await super().run(begin)
+
+
+def decide_tomorrow(*args: Any) -> Decision:
+    decision = decide_all(*args)
+    due_at = decision.job.due_at
+    later = due_at + 1 if due_at is not None and due_at < NEVER else due_at
+    return replace(decision, job=replace(decision.job, due_at=later))
+
+
+@asynccontextmanager
+async def between_versions(
+    settings: Settings, server: TemporalServer, change: Callable[[], None]
+) -> AsyncIterator[tuple[FollowingApi, str, dict[str, Any]]]:
+    """A job that was begun before the change, and its directive."""
+    async with serving_at(settings, server.address) as api:
+        job_id = await api.submit()
+        directive = await api.pull_one()
+        (await api.callback("ack", directive)).ok()
+        await api.followed()
+    change()
+    async with serving_at(settings, server.address) as api:
+        yield api, job_id, directive
+
+
+@pytest.fixture
+def settings(tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(temporal_jobs, "GRACE_MS", 200)
+    return over_temporal(settings_for(tmp_path, ledger_url=f"sqlite:///{tmp_path / 'ledger.db'}"), temporal_server)
+
+
+async def test_rules_that_decide_otherwise_cost_a_run_and_no_job(
+    settings: Settings, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = partial(monkeypatch.setattr, "lucius.engine.temporal.workflow.decide_all", decide_tomorrow)
+    async with between_versions(settings, temporal_server, change) as (api, job_id, directive):
+        (await api.succeed(directive)).ok()
+        job = await api.job(job_id)
+        assert (job["status"], job["steps"][0]["attempt_no"]) == ("SUCCEEDED", 1)
+        await runs_of(temporal_server.address, job_id, lambda runs: statuses(runs) == {"FAILED", "COMPLETED"})
+
+
+async def test_a_run_that_does_not_fit_a_changed_workflow_can_be_ended_by_hand(
+    settings: Settings, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change() -> None:
+        monkeypatch.setattr(temporal_worker, "PASSED_THROUGH", (*temporal_worker.PASSED_THROUGH, "tests"))
+        monkeypatch.setattr(temporal_worker, "JobWorkflow", OfTomorrow)
+
+    async with between_versions(settings, temporal_server, change) as (api, job_id, directive):
+        (await api.succeed(directive)).ok()
+        await (await Client.connect(temporal_server.address)).get_workflow_handle(job_id).terminate("does not replay")
+        job = await api.job(job_id)
+        assert (job["status"], job["steps"][0]["attempt_no"]) == ("SUCCEEDED", 1)
+        await runs_of(temporal_server.address, job_id, lambda runs: statuses(runs) == {"TERMINATED", "COMPLETED"})
