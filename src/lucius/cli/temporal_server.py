@@ -7,9 +7,11 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from datetime import timedelta
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import IO
+from urllib.parse import quote
 
 import structlog
 from msgspec import Struct
@@ -22,7 +24,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 HOST = "127.0.0.1"
 PORT, UI_PORT = 7233, 8233
 """Where Temporal's own tools look for it, and so do people."""
-READY_SECONDS = 60.0
+READY_SECONDS, ANSWER_SECONDS = 60.0, 2.0
 PAUSE = 0.5
 
 
@@ -50,7 +52,7 @@ async def _running(folder: Path, namespace: str, port: int, ui_port: int) -> Asy
     server = _Server([*command, "--ui-disable-news-fetch"], folder / "temporal.log")
     try:
         await server.start()
-        await server.ready(there.address, namespace)
+        await server.ready(ui_port, namespace)
         keeper = asyncio.create_task(server.keep_running())
         try:
             yield there
@@ -74,9 +76,9 @@ class _Server:
         # Should we be killed, nobody holds the other end of the pipe that the guard reads from.
         self._guard = await _spawn(["sh", "-c", f"read -r _; kill -KILL {self._child.pid}"], stdin=PIPE, output=DEVNULL)
 
-    async def ready(self, address: str, namespace: str) -> None:
+    async def ready(self, ui_port: int, namespace: str) -> None:
         deadline = asyncio.get_running_loop().time() + READY_SECONDS
-        while not await _answers(address, namespace):
+        while not await asyncio.to_thread(_answers, ui_port, namespace):
             ended = self._child is None or self._child.returncode is not None
             if ended or asyncio.get_running_loop().time() > deadline:
                 said = self._log_file.read_text(errors="replace").strip().splitlines()[-1:]
@@ -137,18 +139,13 @@ def _free_port(port: int = 0) -> int:
         return int(probe.getsockname()[1])
 
 
-async def _answers(address: str, namespace: str) -> bool:
-    """A port that is open does not yet know its namespace."""
+def _answers(ui_port: int, namespace: str) -> bool:
+    """Asked through its UI, which is up then, too. A port that is open does not yet know its namespace."""
+    connection = HTTPConnection(HOST, ui_port, timeout=ANSWER_SECONDS)
     try:
-        from temporalio.api.workflowservice.v1 import CountWorkflowExecutionsRequest  # noqa: PLC0415
-        from temporalio.client import Client  # noqa: PLC0415
-        from temporalio.service import RPCError  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise Misused(f"{error}; install lucius[temporal]") from None
-    asked = CountWorkflowExecutionsRequest(namespace=namespace)
-    try:
-        client = await Client.connect(address, namespace=namespace)
-        await client.workflow_service.count_workflow_executions(asked, timeout=timedelta(seconds=2))
-    except (RPCError, RuntimeError):
+        connection.request("GET", f"/api/v1/namespaces/{quote(namespace, safe='')}/workflow-count")
+        return connection.getresponse().status == HTTPStatus.OK
+    except (OSError, HTTPException):
         return False
-    return True
+    finally:
+        connection.close()

@@ -5,7 +5,8 @@ import os
 import random
 import secrets
 import socket
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -38,7 +39,7 @@ KEPT = ("LUCIUS_OCR_ENGINE", "LUCIUS_EMBEDDING_MODEL")
 
 
 class Stack:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self.protocols = folder / "protocols"
         self.protocols.mkdir(parents=True)
@@ -54,6 +55,7 @@ class Stack:
             "LUCIUS_ORCHESTRATOR_URL": self.to.url,
             "LUCIUS_DATA_DIR": str(folder / "data"),
             "LUCIUS_PROTOCOLS_DIR": str(self.protocols),
+            **(env or {}),
         }
 
     async def start(self, name: str) -> Child:
@@ -98,6 +100,18 @@ class Stack:
                     last = self.log_of(CONTROL_PLANE).read_text(errors="replace").splitlines()[-1:]
                     raise Unsuccessful(f"the control plane did not start: {' '.join(last) or 'it said nothing'}")
                 await asyncio.sleep(0.03)
+
+
+@asynccontextmanager
+async def engine_env(engine: str, folder: Path) -> AsyncIterator[dict[str, str]]:
+    """What the control plane must be told; Temporal's server runs for as long."""
+    if engine != "temporal":
+        yield {}
+        return
+    from lucius.cli.temporal_server import temporal_server  # noqa: PLC0415
+
+    async with temporal_server(folder, "default") as temporal:
+        yield {"LUCIUS_ENGINE": engine, "LUCIUS_TEMPORAL_ADDRESS": temporal.address}
 
 
 def _free_port() -> int:

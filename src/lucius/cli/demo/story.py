@@ -14,7 +14,7 @@ from lucius.cli import render
 from lucius.cli.client import Client
 from lucius.cli.demo import chaos
 from lucius.cli.demo.commands import Document, documents
-from lucius.cli.demo.stack import CONTROL_PLANE, SERVICES, SHORTENED, Stack
+from lucius.cli.demo.stack import CONTROL_PLANE, SERVICES, SHORTENED, Stack, engine_env
 from lucius.cli.demo.stage import Stage
 from lucius.cli.demo.verdict import Verdict, judge, show
 from lucius.cli.demo.view import Scene
@@ -26,12 +26,13 @@ SENT_TWICE = 3
 BREATH_SECONDS = 0.6
 
 
-async def tell_story(count: int, seed: int, *, as_json: bool, keep: bool) -> None:
+async def tell_story(count: int, seed: int, *, as_json: bool, keep: bool, engine: str) -> None:
     """Raises Unsuccessful if anything was lost, or if something that should go wrong did not."""
     folder = Path(tempfile.mkdtemp(prefix="lucius-demo-"))
     console = render.err() if as_json else render.out()
     try:
-        verdict = await _perform(Stack(folder), console, count, seed)
+        async with engine_env(engine, folder) as env:
+            verdict = await _perform(Stack(folder, env), console, count, seed)
     except asyncio.CancelledError:  # Ctrl-C
         shutil.rmtree(folder, ignore_errors=True)
         raise
