@@ -351,6 +351,7 @@ def build(
             presence=store.presence,
             clock=clock,
             draining=drain.asked.is_set,
+            away=temporal.away if temporal is not None else None,
         ),
         drain=drain,
         clock=clock,

@@ -118,7 +118,8 @@ def ledger_refusal(error: LedgerError) -> Rejected:
             return Rejected(C.LEDGER_CONTENDED, "the job is changing too fast; try again", retry_after_seconds=1)
         case ForeignEngine():
             log.error("a job of another engine", reason=str(error))
-            return Rejected(C.NOT_READY, f"{error}: set LUCIUS_ENGINE as it was until such jobs have ended")
+            advice = "set LUCIUS_ENGINE as it was until such jobs have ended"
+            return Rejected(C.NOT_READY, f"{error}: {advice}", retry_after_seconds=30)
         case EngineDown():
             log.warning("the engine is down", reason=str(error))
             return Rejected(C.NOT_READY, "the engine can't be reached right now", retry_after_seconds=2)

@@ -108,6 +108,7 @@ def readiness_of(
     presence: Presence | None,
     clock: Clock,
     draining: Callable[[], bool],
+    away: Callable[[], str] | None = None,
 ) -> Readiness:
     """An API takes work that then waits for a bus or an engine; an engine without a bus gets nothing done."""
     required: dict[str, Probe] = {
@@ -115,12 +116,13 @@ def readiness_of(
         "protocols": protocols_loaded(protocols),
     }
     bus, loops = {"bus": Kept(bus_answers(publisher))}, {"loops": loops_turn(engine)}
+    temporal = {"temporal": temporal_answers(away)} if away is not None else {}
     match role:
         case Role.WHOLE:
-            return Readiness({**required, "engine": engine_runs(engine)}, {**loops, **bus}, draining)
+            return Readiness({**required, "engine": engine_runs(engine)}, {**loops, **bus, **temporal}, draining)
         case Role.API:
             elsewhere = {"engine": Kept(somebody_ticks(presence, clock))} if presence is not None else {}
-            return Readiness(required, {**elsewhere, **bus}, draining)
+            return Readiness(required, {**elsewhere, **bus, **temporal}, draining)
         case Role.ENGINE | Role.WORKER:
             return Readiness({**required, "engine": engine_runs(engine), **loops, **bus}, {}, draining)
         case _:
@@ -179,6 +181,18 @@ def loops_turn(loops: Loops) -> Probe:
     async def probe() -> Check:
         troubles = loops.troubles()
         return Check(ok=not troubles, detail="; ".join(f"{name}: {said}" for name, said in troubles.items()))
+
+    return probe
+
+
+def temporal_answers(away: Callable[[], str]) -> Probe:
+    """What is accepted meanwhile waits."""
+
+    async def probe() -> Check:
+        if reason := away():
+            log.debug("Temporal does not answer", reason=reason)  # may name hosts, and anyone may ask
+            return Check(ok=False, detail="Temporal does not answer: jobs wait")
+        return Check(ok=True)
 
     return probe
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from lucius.core.decide import decide_all
 from lucius.core.decision import Decision, Env, JobView, MissingSteps
 from lucius.core.inputs import Input
-from lucius.core.model import Instant, Millis
+from lucius.core.model import Instant, Job, Millis
 from lucius.ports.clock import Clock
 from lucius.ports.errors import ForeignEngine, LedgerFull, VersionConflict
 from lucius.ports.ledger import Ledger
@@ -93,8 +93,7 @@ class Jobs:
             view = await self._ledger.load(job_id, wanted, fresh)
             if view is None:
                 raise Rejected(RejectCode.JOB_NOT_FOUND, f"there is no job {job_id}")
-            if view.job.engine not in self.engines and view.job.live:
-                raise ForeignEngine(f"job {job_id} is driven by {view.job.engine}, which this deployment does not use")
+            self._require_engine(view.job)
             try:
                 happened = await inputs(view) if callable(inputs) else inputs
             except Rejected:
@@ -109,9 +108,15 @@ class Jobs:
                 wanted |= missing.step_ids
                 continue
             if decision.changes or not view.cached:
+                self._require_engine(decision.job)
                 return decision
             fresh = True
         raise RuntimeError(f"a decision about job {job_id} asked for steps {MAX_LOADS} times")
+
+    def _require_engine(self, job: Job) -> None:
+        """Nobody here could drive it on, should it live."""
+        if job.engine not in self.engines and job.live:
+            raise ForeignEngine(f"job {job.job_id} is driven by {job.engine}, which this deployment does not use")
 
     async def create(self, inputs: Sequence[Input]) -> Decision:
         """The first decision of a job. Raises AlreadyAccepted or LimitReached."""

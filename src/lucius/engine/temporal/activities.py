@@ -2,18 +2,20 @@
 
 import asyncio
 import random
+from datetime import timedelta
 
 import structlog
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from lucius.core.decision import Applied, Decision
-from lucius.core.inputs import Cap, HandedOver, HandOverFailed
-from lucius.core.model import ErrorInfo, Job, StepStatus
+from lucius.core.decision import Applied, Decision, JobView
+from lucius.core.inputs import Cap, Failed, HandedOver, HandOverFailed, Succeeded
+from lucius.core.model import ErrorInfo, Instant, Job, Step, StepStatus
 from lucius.engine.exchange import Exchange, failed_by
+from lucius.engine.temporal.parts import Wanted, first_part, next_part
 from lucius.engine.temporal.wire import HandOver, Happened, Loaded, Projected, Projection, letter_of, pack
 from lucius.ports.bus import Publisher
-from lucius.ports.calls import Caller, Closed, Slot
+from lucius.ports.calls import Caller, Closed
 from lucius.ports.clock import Clock
 from lucius.ports.errors import AlreadyAccepted, BusDown, LimitReached, MessageRefused, OutcomeUnknown, VersionConflict
 from lucius.ports.inbox import Inbox
@@ -25,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
 LONGEST_WAIT = 5.0
+PICKED_UP_WITHIN = 60.0
 
 
 class Activities:
@@ -54,7 +57,12 @@ class Activities:
     @activity.defn(name="load_job")
     async def load_job(self, job_id: str) -> Loaded:
         view = await self._reader.job(job_id)
-        return Loaded() if view is None else Loaded(view.job, view.protocol, list(view.steps.values()))
+        return Loaded() if view is None else first_part(view)
+
+    @activity.defn(name="load_steps")
+    async def load_steps(self, wanted: Wanted) -> Loaded:
+        view = await self._ledger.load(wanted.job_id, wanted.step_ids, fresh=True)
+        return Loaded(asked=wanted.step_ids) if view is None else next_part(view, wanted.step_ids)
 
     @activity.defn(name="project")
     async def project(self, projection: Projection) -> Projected:
@@ -97,22 +105,22 @@ class Activities:
         """Once: whoever finds that it was begun before can't know how that ended, so it counts as handed over."""
         assert self._publisher is not None, "a bus that services pull from is not published to"
         handed_over = HandedOver(what.step_id, what.attempt_no, what.lease_id)
-        decision = await self._jobs.weigh(what.job_id, (handed_over,), what.step_id, fresh=True)
-        if not isinstance(decision.reply, Applied):
-            return pack(handed_over)  # fenced meanwhile
         if not await self._dispatcher.has_room(what.service):
-            raise ApplicationError(f"{what.service} has as many un-ACKed directives as it may have", type="WindowFull")
+            raise _not_now("WindowFull", f"{what.service} has as many un-ACKed directives as it may have")
         claim = letter_of(what.job_id, [handed_over], self._clock.now())
         if not (await self._inbox.put([claim]))[0]:
             return pack(handed_over, claim.letter_id)
-        directive = await self._dispatcher.directive(what, decision)
+        # Only now: a letter is thrown away after the commit that it led to, which whoever puts it in anew must see.
+        decision = await self._jobs.weigh(what.job_id, (handed_over,), what.step_id, fresh=True)
+        fenced = not isinstance(decision.reply, Applied)
+        directive = None if fenced else await self._dispatcher.directive(what, decision)
         if directive is None:
             return pack(handed_over, claim.letter_id)
         try:
             await self._publisher.publish(what.topic, directive)
         except BusDown as down:
             await self._inbox.throw_away([claim.letter_id])
-            raise ApplicationError(str(down), type="BusDown") from down
+            raise _not_now("BusDown", str(down)) from down
         except MessageRefused as refused:
             error = ErrorInfo("HANDOVER_FAILED", str(refused))
             return pack(HandOverFailed(what.step_id, what.attempt_no, what.lease_id, error), claim.letter_id)
@@ -122,34 +130,59 @@ class Activities:
 
     @activity.defn(name="external_call")
     async def external_call(self, what: HandOver) -> Happened:
-        """A call or a webhook, which is made here."""
-        view = await self._ledger.load(what.job_id, (what.step_id,), fresh=True)
-        step = view.steps.get(what.step_id) if view else None
-        if view is None or step is None or step.attempt.lease_id != what.lease_id:
-            return pack(HandedOver(what.step_id, what.attempt_no, what.lease_id))  # fenced: nobody waits for it
-        if step.status is not StepStatus.PROCESSING or step.request is None:
-            return pack(HandedOver(what.step_id, what.attempt_no, what.lease_id))
+        """A call or a webhook, which is made here: handed over when its host lets us in, so that waiting costs no time
+        of the attempt. One that was picked up before is not made again: its lease ends it."""
+        nothing = pack(HandedOver(what.step_id, what.attempt_no, what.lease_id))
+        view, step = await self._find(what)
+        if view is None or step is None or step.status is not StepStatus.DISPATCHING or step.request is None:
+            return nothing
+        slot = self._caller.admit(self._caller.host(step.request.url))
+        if isinstance(slot, Closed):
+            raise _not_now("HostClosed", "the host lets nobody in", self._seconds_until(slot.until))
         beating = asyncio.create_task(_beat())
         try:
-            slot = await self._admitted(self._caller.host(step.request.url))
-            try:
-                taken = Decision(job=view.job, replies=(Applied(),), protocol=view.protocol, steps=(step,))
-                outcome = await self._exchange.outcome(taken, step)
-            except Exception as error:
-                log.exception("a call failed unexpectedly", job_id=step.job_id, step_id=step.step_id)
-                outcome = failed_by(step, error)
-            finally:
-                slot.release()
+            step = await self._picked_up(what)
+            if step is None:
+                return nothing
+            taken = Decision(job=view.job, replies=(Applied(),), protocol=view.protocol, steps=(step,))
+            return pack(await self._outcome(taken, step))
         finally:
+            slot.release()
             beating.cancel()
-        return pack(outcome)
 
-    async def _admitted(self, host: str) -> Slot:
-        while isinstance(admitted := self._caller.admit(host), Closed):
-            until = admitted.until
-            seconds = LONGEST_WAIT if until is None else max(0.05, (until - self._clock.now()) / 1000)
-            await asyncio.sleep(min(seconds, LONGEST_WAIT) * random.uniform(0.1, 1))
-        return admitted
+    async def _find(self, what: HandOver) -> tuple[JobView | None, Step | None]:
+        """The step, if the attempt is current."""
+        view = await self._ledger.load(what.job_id, (what.step_id,), fresh=True)
+        step = view.steps.get(what.step_id) if view else None
+        return view, step if step is not None and step.attempt.lease_id == what.lease_id else None
+
+    async def _picked_up(self, what: HandOver) -> Step | None:
+        """As the workflow has written it down; None if it has other plans."""
+        said = pack(HandedOver(what.step_id, what.attempt_no, what.lease_id, picked_up=True))
+        await activity.client().get_workflow_handle(what.job_id).signal("handed_over", [said])
+        async with asyncio.timeout(PICKED_UP_WITHIN):
+            while True:
+                _, step = await self._find(what)
+                if step is None or step.status is not StepStatus.DISPATCHING:
+                    return step if step is not None and step.status is StepStatus.PROCESSING else None
+                await asyncio.sleep(0.02)
+
+    async def _outcome(self, taken: Decision, step: Step) -> Succeeded | Failed:
+        try:
+            return await self._exchange.outcome(taken, step)
+        except Exception as error:
+            log.exception("a call failed unexpectedly", job_id=step.job_id, step_id=step.step_id)
+            return failed_by(step, error)
+
+    def _seconds_until(self, until: Instant | None) -> float:
+        seconds = LONGEST_WAIT if until is None else (until - self._clock.now()) / 1000
+        return max(0.1, seconds) * random.uniform(1, 1.2)
+
+
+def _not_now(kind: str, why: str, seconds: float | None = None) -> ApplicationError:
+    """Temporal tries again, and nothing was spent."""
+    delay = None if seconds is None else timedelta(seconds=seconds)
+    return ApplicationError(why, type=kind, next_retry_delay=delay, category=ApplicationErrorCategory.BENIGN)
 
 
 async def _beat() -> None:

@@ -112,6 +112,10 @@ class TemporalEngine:
     def running(self) -> bool:
         return self._worker is not None and self._worker.running
 
+    def away(self) -> str:
+        """Why Temporal could not be reached the last time; empty if it could."""
+        return self._workflows.down
+
     def troubles(self) -> dict[str, str]:
         return self._worker.troubles() if self._worker is not None else {}
 

@@ -60,11 +60,13 @@ class Begin(Struct, frozen=True, omit_defaults=True):
 
 
 class Loaded(Struct, frozen=True, omit_defaults=True):
-    """A job as the ledger has it, with every step that has started; None if it is gone."""
+    """A job as the ledger has it, with every step that has started; None if it is gone. If that is too much, `asked`
+    names the steps that are here."""
 
     job: Job | None = None
     protocol: Protocol | None = None
     steps: list[Step] = []
+    asked: list[str] | None = None
 
 
 class Projection(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -156,7 +158,9 @@ def unpacked_replies(replies: list[Happened]) -> tuple[Reply, ...]:
 
 def advanced(view: JobView, decision: Decision) -> JobView:
     """The job as it stands after a decision."""
-    return JobView(decision.job, view.protocol, {**view.steps, **{step.step_id: step for step in decision.steps}})
+    changed = {step.step_id: step for step in decision.steps}
+    asked = None if view.asked is None else view.asked | changed.keys()
+    return JobView(decision.job, view.protocol, {**view.steps, **changed}, asked)
 
 
 def is_due(job: Job, now: Instant) -> bool:

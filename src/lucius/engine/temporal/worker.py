@@ -111,6 +111,7 @@ class TemporalWorker:
             workflows=[JobWorkflow],
             activities=[
                 does.load_job,
+                does.load_steps,
                 does.project,
                 does.record_attempt_lease,
                 does.compare,
