@@ -34,7 +34,7 @@ Figures = dict[str, float]
 STORES = ("disk", "memory")
 STEPS = 3
 
-OURS, PLAIN, BARE, SHARED = "Lucius", "plain", "plain, one process", "Lucius, PostgreSQL"
+OURS, PLAIN, BARE, SHARED = "Lucius", "plain", "plain, bare", "Lucius, PostgreSQL"
 PLATFORM = ("ocr", "embedding", "sis")
 LOOKED_AT = "embedding"
 
@@ -129,13 +129,14 @@ def _served(factory: str, base_url: str, folder: Path, env: dict[str, str]) -> I
 
 @contextlib.contextmanager
 def plain(folder: Path, server: TemporalServer) -> Iterator[Stack]:
-    app, service = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    app, works, service = (f"http://127.0.0.1:{free_port()}" for _ in range(3))
     env = {"TEMPORAL_ADDRESS": server.address, "SERVICE_URL": service, "APP_URL": app}
     with (
         _served("bench.temporal_plain:service", service, folder, env) as taker,
+        _served("bench.temporal_plain:works", works, folder, env) as worker,
         _served("bench.temporal_plain:app", app, folder, env) as api,
     ):
-        yield Stack(app, {"API": api, "services": taker})
+        yield Stack(app, {"API": api, "worker": worker, "services": taker})
 
 
 # What is measured

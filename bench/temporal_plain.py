@@ -1,17 +1,18 @@
 """The same job as a plain Temporal application: three times a publish activity, then a wait for the result's signal.
 
-`app` takes commands and callbacks by HTTP, and runs the workflows in the same process; its activity hands each
-directive to `service`, in another process, which answers at once by a callback, and that is the signal. It keeps no
-ledger, records no leases, has no ACKs and fences nothing. What Temporal offers to be quick is used: the first workflow
-task comes with the answer to the start, an activity with the answer to the task that wants it, and there are as many
-pollers as there is work for.
+As its document says, it is deployed as an API, which takes commands and callbacks by HTTP (`app`), and a worker, which
+runs the workflows (`works`). The activity hands each directive to `service`, a third process, which answers at once by
+a callback, and that becomes the signal. It keeps no ledger, records no leases, has no ACKs and fences nothing.
+Activities come with the answer to the task that wants them, and there are as many pollers as there is work for.
 
-`bare` leaves HTTP and the other process out as well: the service is a task beside the worker.
+`bare` is what suits Temporal best, and no service can do: one process that starts the workflows, runs them, and has
+the service as a task beside them, without HTTP; the first workflow task comes with the answer to the start, and a
+result often with the end of the activity that asked for it.
 
-python -m bench.temporal_plain --inflight 32 --seconds 8
-uvicorn --factory bench.temporal_plain:app      uvicorn --factory bench.temporal_plain:service
+python -m bench.temporal_plain --inflight 16 --seconds 8
+uvicorn --factory bench.temporal_plain:app      …:works      …:service
 
-All read TEMPORAL_ADDRESS; `app` also SERVICE_URL, and `service` APP_URL.
+All read TEMPORAL_ADDRESS; `works` also SERVICE_URL, and `service` APP_URL.
 """
 
 import argparse
@@ -148,7 +149,9 @@ def worker(client: Client, give: Give) -> Worker:
     )
 
 
-async def start(client: Client, job_id: str, command: dict[str, Any]) -> WorkflowHandle[Any, str]:
+async def start(
+    client: Client, job_id: str, command: dict[str, Any], *, eager: bool = False
+) -> WorkflowHandle[Any, str]:
     given = PlainCommand(
         tenant_id=command["tenant_id"],
         steps=STEPS,
@@ -156,16 +159,19 @@ async def start(client: Client, job_id: str, command: dict[str, Any]) -> Workflo
         output_ref=command["output_ref"],
         payload=command["payload"],
     )
-    return await client.start_workflow(PlainJob.run, given, id=job_id, task_queue=QUEUE, request_eager_start=True)
+    return await client.start_workflow(PlainJob.run, given, id=job_id, task_queue=QUEUE, request_eager_start=eager)
 
 
 async def tell(client: Client, job_id: str, result: PlainResult) -> None:
     await client.get_workflow_handle(job_id).signal(PlainJob.step_result, result)
 
 
-def app() -> Starlette:
-    """Speaks the two routes of `bench.load`, and takes results."""
-    handles: dict[str, WorkflowHandle[Any, str]] = {}
+async def ready(request: Request) -> JSONResponse:
+    return JSONResponse({})
+
+
+def works() -> Starlette:
+    """Runs the workflows; answers nothing but that it does."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -176,9 +182,20 @@ def app() -> Starlette:
                 async with session.post(url, json=asdict(directive)) as response:
                     response.raise_for_status()
 
-            app.state.client = await Client.connect(os.environ["TEMPORAL_ADDRESS"])
-            async with worker(app.state.client, give):
+            async with worker(await Client.connect(os.environ["TEMPORAL_ADDRESS"]), give):
                 yield
+
+    return Starlette(routes=[Route("/readyz", ready)], lifespan=lifespan)
+
+
+def app() -> Starlette:
+    """Speaks the two routes of `bench.load`, and takes results."""
+    handles: dict[str, WorkflowHandle[Any, str]] = {}
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.client = await Client.connect(os.environ["TEMPORAL_ADDRESS"])
+        yield
 
     async def submit(request: Request) -> JSONResponse:
         job_id = str(uuid.uuid4())
@@ -192,9 +209,6 @@ def app() -> Starlette:
     async def result(request: Request) -> JSONResponse:
         said = await request.json()
         await tell(application.state.client, said.pop("job_id"), PlainResult(**said))
-        return JSONResponse({})
-
-    async def ready(request: Request) -> JSONResponse:
         return JSONResponse({})
 
     routes = [
@@ -224,9 +238,6 @@ def service() -> Starlette:
     async def take(request: Request) -> JSONResponse:
         return JSONResponse({}, 202, background=BackgroundTask(answer, await request.json()))
 
-    async def ready(request: Request) -> JSONResponse:
-        return JSONResponse({})
-
     routes = [Route("/directives", take, methods=["POST"]), Route("/readyz", ready)]
     application = Starlette(routes=routes, lifespan=lifespan)
     return application
@@ -244,7 +255,7 @@ async def bare(inflight: int, seconds: float) -> dict[str, float]:
 
     async def job(key: str) -> float:
         began = time.perf_counter()
-        handle = await start(client, str(uuid.uuid4()), {**COMMAND, "tenant_id": "tenant-1"})
+        handle = await start(client, str(uuid.uuid4()), {**COMMAND, "tenant_id": "tenant-1"}, eager=True)
         if await handle.result() != "SUCCEEDED":
             raise RuntimeError(f"job {key} failed")
         return time.perf_counter() - began
