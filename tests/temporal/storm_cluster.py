@@ -1,5 +1,5 @@
-"""APIs, Temporal workers and services on one PostgreSQL and one Temporal, and weather: whatever can be killed, frozen or
-restarted, is."""
+"""APIs, Temporal workers and services on one PostgreSQL and one Temporal, and weather: whatever can be killed, frozen
+or restarted, is."""
 
 import asyncio
 import random
@@ -69,26 +69,30 @@ class Storm(Weather):
         super().__init__(cluster, clients, postgres, None, chance)
         self._engines = cluster.engines
         self._temporal = temporal
-        self._frozen: str | None = None
+        self._frozen = ""
+        self._thawed = asyncio.Event()
         self.restarts |= {"temporal killed": 0, "temporal stopped": 0}
 
     async def storm(self, rounds: int, *, wipe: bool = False) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._freeze_an_engine())
             await super().storm(rounds, wipe=wipe)
+            for how in [how for how, times in self.restarts.items() if not times]:
+                await self._restart(how)
 
     async def _freeze_an_engine(self) -> None:
         await asyncio.sleep(self._chance.uniform(0.0, 2.0))
         self._frozen = self._chance.choice(self._engines)
+        self._thawed.clear()
         self._cluster.freeze(self._frozen)
         await asyncio.sleep(TASK_SECONDS * self._chance.uniform(1.1, 1.3))
         self._cluster.thaw(self._frozen)
-        self._frozen = None
+        self._thawed.set()
         self.freezes += 1
 
     async def _kill(self, name: str) -> None:
-        while name == self._frozen:
-            await asyncio.sleep(0.1)
+        if name == self._frozen:
+            await self._thawed.wait()
         await super()._kill(name)
 
     async def _freeze(self, name: str) -> None:
@@ -105,9 +109,9 @@ class Storm(Weather):
             except asyncio.CancelledError:
                 await restart  # what was stopped is there again afterwards
                 raise
-            self.restarts[how] += 1
 
     async def _restart(self, how: str) -> None:
+        self.restarts[how] += 1
         if not how.startswith("temporal"):
             await asyncio.to_thread(self._postgres.restart, crash=how == "crash")
             return
