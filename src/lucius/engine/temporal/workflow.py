@@ -21,12 +21,13 @@ with workflow.unsafe.imports_passed_through():
     from msgspec.structs import replace
 
     from lucius.core.decide import decide_all
-    from lucius.core.decision import Applied, Decision, Env, JobView
-    from lucius.core.inputs import DeadlinePassed, HandedOver, Input, Start
+    from lucius.core.decision import Applied, Decision, Env, JobView, MissingSteps
+    from lucius.core.inputs import DeadlinePassed, Input, Start
     from lucius.core.model import NEVER, Instant, JobStatus, OutboxRow, OutboxStatus, StepStatus
     from lucius.core.protocol import HTTP_SERVICE, WEBHOOK_SERVICE
     from lucius.core.restore import restored
     from lucius.core.routing import topic
+    from lucius.engine.temporal.parts import Wanted, joined
     from lucius.engine.temporal.rules import rules
     from lucius.engine.temporal.search import STATE
     from lucius.engine.temporal.wire import (
@@ -185,7 +186,12 @@ class JobWorkflow:
         inputs: list[Input] = [waiting.happened for waiting in batch]
         if not batch and is_due(self._job.job, now):
             inputs.append(DeadlinePassed())
-        decision = decide_all(self._job, inputs, now, self._env)
+        try:
+            decision = decide_all(self._job, inputs, now, self._env)
+        except MissingSteps as missing:
+            self._waiting.extendleft(reversed(batch))
+            await self._load_more(missing.step_ids)
+            return
         if batch and batch[0].act_id:
             decision = replace(decision, job=replace(decision.job, last_act=batch[0].act_id))
         letters = (*(waiting.letter for waiting in batch if waiting.letter), *self._still_there)
@@ -226,6 +232,18 @@ class JobWorkflow:
             retry_policy=PATIENT,
         )
         return _view(found)
+
+    async def _load_more(self, step_ids: frozenset[str]) -> None:
+        """Of a job that is too large for one payload. One by one, so that no task answers with too many of them."""
+        found: Loaded = await workflow.execute_local_activity(
+            "load_steps",
+            Wanted(self._begin.job_id, sorted(step_ids)),
+            result_type=Loaded,
+            start_to_close_timeout=LEDGER_SECONDS,
+            retry_policy=PATIENT,
+        )
+        self._view = joined(self._job, found)
+        await workflow.sleep(0.001)
 
     async def _project(self, decision: Decision, letters: tuple[str, ...]) -> Projected:
         rows = tuple(row for row in decision.outbox if not self._is_ours(row))
@@ -347,7 +365,6 @@ class JobWorkflow:
 
     async def _call(self, what: HandOver) -> None:
         """Should whoever calls die with it, the attempt ends by its lease, as any does."""
-        self._waiting.append(_Waiting(HandedOver(what.step_id, what.attempt_no, what.lease_id, picked_up=True)))
         try:
             outcome: Happened = await workflow.execute_activity(
                 "external_call",
@@ -355,7 +372,7 @@ class JobWorkflow:
                 result_type=Happened,
                 start_to_close_timeout=CALL_SECONDS,
                 heartbeat_timeout=HEARTBEAT_SECONDS,
-                retry_policy=ONCE,
+                retry_policy=PATIENT,
             )
         except ActivityError:
             return
@@ -435,7 +452,8 @@ def _is_ready(row: OutboxRow) -> bool:
 def _view(loaded: Loaded) -> JobView | None:
     if loaded.job is None or loaded.protocol is None:
         return None
-    return JobView(loaded.job, loaded.protocol, {step.step_id: step for step in loaded.steps})
+    asked = None if loaded.asked is None else frozenset(loaded.asked)
+    return JobView(loaded.job, loaded.protocol, {step.step_id: step for step in loaded.steps}, asked)
 
 
 def _tell(batch: Sequence[_Waiting], answer: Answer) -> None:
