@@ -112,7 +112,7 @@ def lucius(
 @contextlib.contextmanager
 def _worker(folder: Path, env: dict[str, str]) -> Iterator[int]:
     health, log = f"http://127.0.0.1:{free_port()}", folder / "worker.log"
-    command = ("-m", "lucius", "temporal-worker", "--health-port", health.rpartition(":")[2])
+    command = ("-m", "lucius.cli", "temporal-worker", "--health-port", health.rpartition(":")[2])
     with process(*command, log=log, **env) as started:
         wait_ready(f"{health}/readyz", started, log)
         yield started.pid

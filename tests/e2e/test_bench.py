@@ -25,3 +25,17 @@ def test_every_part_of_the_bench_on_postgresql_runs() -> None:
     }
     assert re.search(r"^[1-9][\d,]+ bytes of WAL in ", done.stdout, re.MULTILINE)
     assert len(re.findall(r"2 idle replicas, .* of a core", done.stdout)) == 2
+
+
+def test_the_bench_of_the_temporal_engine_runs_beside_a_plain_application() -> None:
+    done = subprocess.run([sys.executable, "-m", "bench.run_temporal", "--quick"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+    rates = dict(re.findall(r"^(\S.*?) {2,}(\d+\.\d) jobs/s \(", done.stdout, re.MULTILINE))
+    assert rates.keys() == {"Lucius, 1 in flight", "Lucius, 4 in flight", "plain, 1 in flight", "plain, 4 in flight"}
+    assert all(float(rate) > 0 for rate in rates.values()), done.stdout
+
+    ours, plain = map(float, re.findall(r"(\d+\.\d) history events per job", done.stdout))
+    assert min(ours, plain) >= 20, done.stdout
+    assert re.search(r"ms at p99 of [1-9]\d* callbacks", done.stdout), done.stdout
+    assert len(re.findall(r"^(?:meets the bar|BELOW THE BAR): ", done.stdout, re.MULTILINE)) == 4
