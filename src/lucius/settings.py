@@ -195,7 +195,7 @@ class _Reader:
         found: dict[str, bytes] = {}
         for entry in filter(None, (part.strip() for part in self.text(name, "").split(","))):
             label, _, value = (part.strip() for part in entry.partition(":"))
-            if not label or label in found:
+            if not label or label in found or (label == "plain" and value):
                 raise SettingsError(f"{name}: each key needs a name of its own, and one is called {label!r}")
             try:
                 found[label] = base64.b64decode(value, validate=True)

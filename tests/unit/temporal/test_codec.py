@@ -1,5 +1,7 @@
 """Payloads as Temporal sees them: nothing to read without the key, and nothing accepted that we did not write."""
 
+import base64
+
 import pytest
 from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
@@ -8,6 +10,7 @@ from temporalio.exceptions import ApplicationError
 from lucius.engine.temporal.client import data_converter
 from lucius.engine.temporal.codec import KEY_ID, NONCE_BYTES, CodecError, EncryptionCodec
 from lucius.engine.temporal.wire import HandOver
+from lucius.settings import SettingsError, load_settings
 
 OLD, NEW = b"o" * 32, b"n" * 32
 WHAT = HandOver("job-1", "ocr", 1, "lease-1", "ocr", "topic")
@@ -118,3 +121,12 @@ async def test_records_go_through_all_of_it_and_plain_alone_encrypts_nothing() -
     assert await words.decode(kept, [HandOver]) == [WHAT]
     assert data_converter({}).payload_codec is None
     assert data_converter({"plain": b""}).payload_codec is None
+
+
+def test_a_key_that_is_called_plain_does_not_turn_encryption_off_unnoticed() -> None:
+    with pytest.raises(SettingsError, match="no name for a key"):
+        data_converter({"plain": NEW})
+    with pytest.raises(SettingsError, match="'plain'"):
+        load_settings({"LUCIUS_TEMPORAL_KEYS": f"plain:{base64.b64encode(NEW).decode()}"})
+    keys = load_settings({"LUCIUS_TEMPORAL_KEYS": f"2026:{base64.b64encode(NEW).decode()}, plain"}).temporal_keys
+    assert keys == {"2026": NEW, "plain": b""}

@@ -56,6 +56,9 @@ async def connect(address: Address, runtime: Runtime | None = None) -> Client:
 
 
 def data_converter(keys: Mapping[str, bytes]) -> DataConverter:
+    """Raises SettingsError."""
+    if keys.get(PLAIN):
+        raise SettingsError(f"LUCIUS_TEMPORAL_KEYS: `{PLAIN}` stands for no encryption, and is no name for a key")
     encrypts = any(name != PLAIN for name in keys)
     return DataConverter(
         payload_converter_class=RecordConverter,
