@@ -36,6 +36,7 @@ from tests.temporal.twin_api import TimeFlows, over_temporal
 T = TypeVar("T")
 
 WITHIN = 20.0
+SOON = 4.0
 SIGNALS: dict[type[Input], str] = {
     HandedOver: "handed_over",
     Ack: "step_ack",
@@ -388,6 +389,8 @@ async def test_while_temporal_is_away_nothing_is_lost(tmp_path: Path, emptied_po
             (directive,) = await plane.api.pull(wait_seconds=5)
             await asyncio.to_thread(server.stop, crash=True)
             _not_now(await plane.api.succeed(directive, result={"by": "ocr"}))
+            async with asyncio.timeout(SOON):
+                _not_now(await plane.api.succeed(directive, result={"by": "ocr"}))
             second = await plane.api.submit(input_ref="blob://in/2")
             _not_now(await plane.api.post(f"/v1/jobs/{first}:cancel", {"reason": "changed my mind"}))
             assert (await plane.api.job(second))["status"] == "QUEUED"

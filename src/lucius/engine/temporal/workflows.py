@@ -33,6 +33,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 CALL_SECONDS = timedelta(seconds=5)
+PROBE_SECONDS = timedelta(seconds=1)
 ACT_SECONDS = timedelta(seconds=30)
 
 RUNNING = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running'"
@@ -85,10 +86,12 @@ class Workflows:
         )
 
     async def tell(self, job_id: str, signal: str, said: Sequence[Happened]) -> None:
-        """Durably. Raises NoWorkflow or EngineDown."""
+        """Durably. Raises NoWorkflow or EngineDown: soon, if it was down a moment ago, so that no requests pile up."""
         client = await self._connected()
         handle = client.get_workflow_handle(job_id)
-        await self._in_words(handle.signal(signal, list(said), rpc_timeout=CALL_SECONDS))
+        patience = PROBE_SECONDS if self.down else CALL_SECONDS
+        telling = handle.signal(signal, list(said), rpc_timeout=patience)
+        await self._in_words(asyncio.wait_for(telling, patience.total_seconds()))  # the SDK tries for longer than that
 
     async def act(self, job: Job, asked: Happened) -> Answer:
         """Answered when it is in the ledger; started for it if need be. Raises EngineDown."""
@@ -172,7 +175,7 @@ class Workflows:
         except (WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
             raise EngineDown(f"Temporal: {error.__cause__ or error}") from error
         except (OSError, RuntimeError) as error:  # what the client raises when it can't connect
-            self.down = str(error)
-            raise EngineDown(f"Temporal can't be reached: {error}") from error
+            self.down = str(error) or "no answer in time"
+            raise EngineDown(f"Temporal can't be reached: {self.down}") from error
         self.down = ""
         return answer
