@@ -264,7 +264,6 @@ def test_the_way_back_leaves_workflows_alone_until_they_have_an_engine_again(
     assert workflows(temporal_server, [*theirs, ours, late]) == set(theirs)
 
 
-@pytest.mark.xfail(strict=True, reason="an ended job is revived by whoever is asked")
 def test_who_revives_a_workflow_needs_its_engine(deployment: Deployment) -> None:
     deployment.start("temporal")
     job_id = a_failed_job(deployment)
