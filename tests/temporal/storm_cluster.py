@@ -40,12 +40,13 @@ class TemporalCluster(Cluster):
         folder: Path,
         ledger_url: str,
         temporal: TemporalServer,
+        bus_url: str = "local:",
         *,
         apis: int = 2,
         engines: int = 2,
         workers: int = 2,
     ) -> None:
-        super().__init__(zygote, folder, ledger_url, "local:", apis=apis, reconcilers=0, workers=workers)
+        super().__init__(zygote, folder, ledger_url, bus_url, apis=apis, reconcilers=0, workers=workers)
         self._env |= {"LUCIUS_ENGINE": "temporal", "LUCIUS_TEMPORAL_ADDRESS": temporal.address}
         self.engines = [f"engine-{n}" for n in range(engines)]
         self.names += self.engines

@@ -1,6 +1,7 @@
 """The storm for as long as one likes: python -m tests.temporal.storm_soak --minutes 10 [--seed 1]
 
-Each pass has servers and a seed of its own, which is printed. The files of a pass that fails are kept.
+Each pass has servers and a seed of its own, which is printed; `local:` and Redis streams take turns. The files of a
+pass that fails are kept.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.support.postgres import PostgresServer
+from tests.support.redis import RedisServer
 from tests.support.temporal import TemporalServer
 from tests.temporal.storm_cluster import TemporalZygote
 from tests.temporal.test_storm import survive
@@ -27,19 +29,20 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=None, help="of the first pass")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="every process is killed once in each")
+    parser.add_argument("--bus", choices=("local", "redis"), default=None, help="only this one")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes end with us
     seed = random.randrange(1_000_000) if arguments.seed is None else arguments.seed
     stop = time.monotonic() + arguments.minutes * 60
     passes = 0
     while passes == 0 or time.monotonic() < stop:
-        one_pass(seed + passes, arguments.rounds)
+        one_pass(seed + passes, arguments.rounds, arguments.bus or ("local", "redis")[passes % 2])
         passes += 1
     print(f"{passes} passes, nothing lost, nothing applied twice, every counter right", flush=True)
 
 
-def one_pass(seed: int, rounds: int) -> None:
-    print(f"seed {seed}: ", end="", flush=True)
+def one_pass(seed: int, rounds: int, bus: str) -> None:
+    print(f"seed {seed}, {bus}: ", end="", flush=True)
     folder = Path(tempfile.mkdtemp(prefix=f"lucius-storm-{seed}-"))
     began = time.monotonic()
     with ExitStack() as stack:
@@ -49,8 +52,14 @@ def one_pass(seed: int, rounds: int) -> None:
         stack.callback(postgres.remove)
         temporal = TemporalServer(durable=True).start()
         stack.callback(temporal.remove)
+        redis = RedisServer(folder, durable=True).start() if bus == "redis" else None
+        if redis is not None:
+            stack.callback(redis.stop)
+        bus_url = redis.url if redis else "local:"
         try:
-            verdict = asyncio.run(survive(zygote, postgres, temporal, folder, seed=seed, rounds=rounds))
+            verdict = asyncio.run(
+                survive(zygote, postgres, temporal, folder, seed=seed, rounds=rounds, bus_url=bus_url)
+            )
         except BaseException:
             print(f"FAILED; its files are in {folder}", flush=True)
             raise

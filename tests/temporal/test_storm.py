@@ -53,12 +53,19 @@ async def test_nothing_is_lost_and_nothing_is_applied_twice(
 
 
 async def survive(
-    zygote: Zygote, postgres: PostgresServer, temporal: TemporalServer, folder: Path, *, seed: int, rounds: int
+    zygote: Zygote,
+    postgres: PostgresServer,
+    temporal: TemporalServer,
+    folder: Path,
+    *,
+    seed: int,
+    rounds: int,
+    bus_url: str = "local:",
 ) -> str:
     """Raises AssertionError; otherwise says what happened."""
     chance = random.Random(seed)
     schema = f"storm_{seed}"
-    cluster = TemporalCluster(zygote, folder / "cluster", postgres.url(schema), temporal)
+    cluster = TemporalCluster(zygote, folder / "cluster", postgres.url(schema), temporal, bus_url)
     clients = Clients(cluster.urls, chance)
     storm = Storm(cluster, clients, postgres, temporal, chance)
     async with running(cluster):
