@@ -36,7 +36,7 @@ WORK: dict[Plan, float] = {
     ("ack", "fail RATE_LIMITED"): 1,
     ("ack", "fail NON_RETRYABLE"): 1.5,
     ("ack", "fail COMPENSATION_REQUIRED"): 1,
-    ("ack", "fail TRANSIENT", "fail TRANSIENT"): 1,
+    ("ack", "fail TRANSIENT", "settle", "fail TRANSIENT"): 0.5,
     ("ack", "fail TRANSIENT", "settle", "ok"): 1,
     ("ack", "fail TRANSIENT", "fenced", "ok"): 1,
     ("ack", "ok", "fenced", "beat"): 1,

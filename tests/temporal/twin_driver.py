@@ -55,6 +55,7 @@ class Held:
     def __init__(self, directive: Directive, plan: tuple[str, ...]) -> None:
         self.directive = directive
         self.plan = list(plan)
+        self.recorded = 0
 
 
 class Call:
@@ -199,8 +200,8 @@ class Driver:
             case StepStatus.AWAITING_APPROVAL:
                 if step.wake_at is not None and case.lets_time_out(spec_id(name)):
                     return None
-                voted = len(step.votes)
-                return Offer(f"vote {key} {voted}", name, lambda: self._vote(step, view))
+                left = _may_vote(step, view)  # nobody, if all have voted while the job is paused
+                return Offer(f"vote {key} {left[0]}", name, lambda: self._vote(step, left[0])) if left else None
             case _:
                 return None
 
@@ -253,14 +254,31 @@ class Driver:
 
     async def _speak(self, held: Held) -> object:
         """All that is said in one go; the plan's marks are where it waits."""
-        answers = []
+        answers: list[object] = []
+        before = ""
         while held.plan and held.plan[0] in MARKS:
             held.plan.pop(0)
         while held.plan and held.plan[0] not in MARKS:
-            answers.append(await self._say(held.directive, held.plan.pop(0)))
+            what = held.plan.pop(0)
+            answer = await self._say(held.directive, what)
+            # An engine that answers before it has decided can tell that it was said before, and not what came of that.
+            repeated = what == before and answer[0] in ("DUPLICATE", "STALE")
+            answers.append("REPEATED" if repeated else answer)
+            held.recorded += what != "beat" or answer[0] != "APPLIED"
+            before = what
+        with suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                while await self._callbacks(held.directive) < held.recorded:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
         return answers
 
-    async def _say(self, directive: Directive, what: str) -> object:
+    async def _callbacks(self, directive: Directive) -> int:
+        """How many are recorded about an attempt: of two that say the same, there is but one letter in the inbox."""
+        events = await self._plane.runtime.store.events(self.job_id, 0, 10_000)
+        about = [event for event in events if (event.step_id, event.attempt_no) == _of(directive)]
+        return sum(event.type.startswith("CALLBACK_") for event in about)
+
+    async def _say(self, directive: Directive, what: str) -> tuple[str, bool]:
         names = ("jobId", "stepId", "tenant_id", "attempt_no", "lease_id")
         body: dict[str, Any] = {name: getattr(directive, name) for name in names}
         result = self._case.result(directive.stepId, directive.attempt_no)
@@ -283,7 +301,7 @@ class Driver:
         (heard,) = await callbacks.apply(spoken.job_id, [spoken.said])
         if isinstance(heard, CallbackAnswer):
             return heard.disposition, heard.cancel_requested
-        return str(heard.disposition or heard.code)
+        return str(heard.disposition or heard.code), False
 
     async def _respond(self, call: Call, step: Step, status: str) -> object:
         body: dict[str, Any] = {}
@@ -307,13 +325,7 @@ class Driver:
     async def _signal(self, name: str) -> object:
         return await self._ask("signal", self.job_id, _person(CARETAKER), name, {"n": 1}, "")
 
-    async def _vote(self, step: Step, view: JobView) -> object:
-        spec = view.protocol.step(step.step_id)
-        assert spec is not None
-        assert spec.human_approval is not None
-        named = spec.human_approval.approvers
-        known = PEOPLE if FINANCE in named else tuple(name for name in PEOPLE if name in named)
-        voter = next(name for name in known if name not in {vote.by for vote in step.votes})
+    async def _vote(self, step: Step, voter: str) -> object:
         approves = self._case.rng("vote", step.step_id, step.visit, step.run_no, voter).random() < 0.8
         return await self._ask("vote", self.job_id, step.step_id, _person(voter), approves, "as I see it")
 
@@ -413,6 +425,19 @@ class Driver:
 def _person(name: str) -> Principal:
     groups = frozenset({FINANCE}) if name in PEOPLE else frozenset[str]()
     return Principal(name, frozenset(ALL_SCOPES), frozenset({"*"}), groups=groups)
+
+
+def _may_vote(step: Step, view: JobView) -> list[str]:
+    spec = view.protocol.step(step.step_id)
+    assert spec is not None
+    assert spec.human_approval is not None
+    named = spec.human_approval.approvers
+    voted = {vote.by for vote in step.votes}
+    return [name for name in PEOPLE if (FINANCE in named or name in named) and name not in voted]
+
+
+def _of(directive: Directive) -> tuple[str, int]:
+    return directive.stepId, directive.attempt_no
 
 
 def _where(view: JobView) -> str:

@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--seed", type=int, action="append", help="this case; may be given several times")
     asked = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     sys.exit(1 if asyncio.run(soak(asked.seed or list(range(BATCH)), asked.minutes)) else 0)
 

@@ -22,7 +22,7 @@ class Story(Struct, frozen=True):
     attempts: dict[str, Any]
     events: dict[str, int]
     order: dict[str, list[str]]
-    reviews: list[Any]
+    reviews: list[str]
     log: list[Any]
 
 
@@ -71,7 +71,7 @@ async def story(plane: Plane, case: Case, driver: Driver) -> Story:
         },
         events=dict(Counter(_told(event) for event in told)),
         order=_order(told, whole=case.is_one_flow),
-        reviews=sorted((str(r.kind), str(r.status), r.step_id, r.attempt_no, r.run_no, r.act) for r in reviews),
+        reviews=sorted(f"{r.kind} {r.status} {r.step_id}/{r.attempt_no} {r.run_no} {r.act}" for r in reviews),
         log=driver.log,
     )
 
