@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
@@ -18,17 +19,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import Struct, field
 from tests.support.postgres import binaries
 
-from bench.load import WARM_UP
 from bench.postgres import Server, postgres
 from bench.processes import cpu_seconds, free_port, process, wait_ready
 from bench.run import KEY, measure
-from bench.temporal_server import TemporalServer, events_per_job, temporal
+from bench.temporal_server import TemporalServer, completed, events_per_job, temporal
 
 Figures = dict[str, float]
 STORES = ("disk", "memory")
@@ -40,6 +41,7 @@ LOOKED_AT = "embedding"
 
 RATE_BAR = 1.5
 LAG_BAR_MS = 1_000.0
+SETTLE_SECONDS = 0.5
 
 
 class Sizes(Struct, frozen=True, kw_only=True):
@@ -179,7 +181,7 @@ def bare(bench: Bench, store: str, n: int) -> None:
     found = bench.of(store, BARE)
     with temporal(bench.folder / f"{store}-bare-{n}", durable=store == "disk") as server:
         for inflight, figures in ((1, found.one), (bench.sizes.inflight, found.many)):
-            with _spending(found.spent if inflight > 1 else [], {"Temporal": server.pid}):
+            with _spending(found.spent if inflight > 1 else [], {}, server):
                 figures.append(_bare(server, inflight, bench.sizes.seconds))
         found.events.append(asyncio.run(events_per_job(server.address)))
 
@@ -194,7 +196,7 @@ def _bare(server: TemporalServer, inflight: int, seconds: float) -> Figures:
 def _measure(bench: Bench, found: Measured, running: Stack, server: TemporalServer) -> None:
     sizes = bench.sizes
     found.one.append(measure(running.base_url, 1, sizes.seconds, "one"))
-    with _spending(found.spent, {**running.pids, "Temporal": server.pid}):
+    with _spending(found.spent, running.pids, server):
         found.many.append(measure(running.base_url, sizes.inflight, sizes.seconds, "many"))
 
 
@@ -213,13 +215,18 @@ def _lags(bench: Bench, running: Stack) -> list[float]:
 
 
 @contextlib.contextmanager
-def _spending(spent: list[Figures], pids: dict[str, int]) -> Iterator[None]:
-    """Note the CPU that processes take meanwhile, by name."""
+def _spending(spent: list[Figures], pids: dict[str, int], server: TemporalServer) -> Iterator[None]:
+    """Note the CPU that processes take meanwhile, by name, in milliseconds for each job that ended."""
+    pids = {**pids, "Temporal": server.pid}
+    jobs = asyncio.run(completed(server.address))
     before = {name: cpu_seconds([pid]) for name, pid in pids.items()}
     load = _cpu_of_ended()
     yield
+    time.sleep(SETTLE_SECONDS)  # what ended last is soon to be found in Temporal, too
     now = {name: cpu_seconds([pid]) - before[name] for name, pid in pids.items()}
-    spent.append({**now, "load": _cpu_of_ended() - load})
+    now["load"] = _cpu_of_ended() - load
+    jobs = asyncio.run(completed(server.address)) - jobs
+    spent.append({name: seconds * 1000 / jobs for name, seconds in now.items()})
 
 
 def _cpu_of_ended() -> float:
@@ -255,9 +262,7 @@ def _show(name: str, runs: list[Figures]) -> float:
 
 
 def _tell_cost(found: Measured, name: str) -> None:
-    """The warm-up costs as much as the rest, a job for a job."""
-    jobs = sum(figures["jobs"] for figures in found.many) * (1 + WARM_UP)
-    each = {part: sum(spent[part] for spent in found.spent) * 1000 / jobs for part in found.spent[0]}
+    each = {part: _median(found.spent, part) for part in found.spent[0]}
     parts = ", ".join(f"{part} {ms:.1f}" for part, ms in each.items())
     events = statistics.median(found.events)
     said = f"{events:.1f} history events per job, {events / STEPS:.1f} per step"
@@ -272,9 +277,9 @@ def _tell_bars(bench: Bench, store: str) -> None:
     bench.bar(idle <= its, f"{idle:.0f} ms for a job alone; at most the plain {its:.0f}")
     events, its = (statistics.median(found.events) / STEPS for found in (mine, other))
     bench.bar(events < its, f"{events:.1f} history events per step; fewer than the plain {its:.1f}")
-    lags = sorted(mine.lags)
+    lags = sorted(mine.lags) or [math.inf]
     p50, p99 = (lags[min(len(lags) - 1, int(len(lags) * share))] for share in (0.5, 0.99))
-    said = f"the ledger is {p50:.0f} ms behind at p50 and {p99:.0f} ms at p99 of {len(lags)} callbacks"
+    said = f"the ledger is {p50:.0f} ms behind at p50 and {p99:.0f} ms at p99 of {len(mine.lags)} callbacks"
     bench.bar(p99 < LAG_BAR_MS, f"{said}; under {LAG_BAR_MS:.0f}")
 
 
@@ -284,13 +289,15 @@ def _median(runs: list[Figures], name: str) -> float:
 
 def in_turns(bench: Bench) -> None:
     """One of each, several times over, so that a machine that slows down slows all of them."""
-    turns: list[Callable[[Bench, str, int], None]] = [ours, peer]
+    turns: dict[str, Callable[[Bench, str, int], None]] = {OURS: ours, PLAIN: peer}
     if bench.sizes.peers:
-        turns += [bare] if bench.database is None else [shared, bare]
+        turns |= {BARE: bare} if bench.database is None else {SHARED: shared, BARE: bare}
     for n in range(bench.sizes.runs):
         for store in bench.sizes.stores:
-            for turn in turns if n % 2 == 0 else reversed(turns):
-                turn(bench, store, n)
+            for name in turns if n % 2 == 0 else reversed(turns):
+                turns[name](bench, store, n)
+                rate = bench.of(store, name).many[-1]["jobs_per_second"]
+                print(f"run {n + 1}, {store}: {name}: {rate:.1f} jobs/s", flush=True)
     for store in bench.sizes.stores:
         tell(bench, store)
 

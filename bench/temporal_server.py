@@ -15,6 +15,7 @@ from temporalio.client import Client
 from bench.processes import free_port
 
 READY_SECONDS = 60
+COMPLETED = 'ExecutionStatus = "Completed"'
 
 
 class TemporalServer(Struct, frozen=True):
@@ -56,12 +57,14 @@ async def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
     return False
 
 
+async def completed(address: str) -> int:
+    """How many workflows have."""
+    client = await Client.connect(address)
+    return (await client.count_workflows(COMPLETED)).count
+
+
 async def events_per_job(address: str) -> float:
     """By the histories of all the workflows that have completed."""
     client = await Client.connect(address)
-    lengths = [
-        found.history_length
-        async for found in client.list_workflows('ExecutionStatus = "Completed"')
-        if found.history_length
-    ]
+    lengths = [found.history_length async for found in client.list_workflows(COMPLETED) if found.history_length]
     return sum(lengths) / len(lengths)
