@@ -17,6 +17,7 @@ from lucius.core.decide import decide_all
 from lucius.core.decision import Decision
 from lucius.core.model import NEVER
 from lucius.engine.temporal import jobs as temporal_jobs
+from lucius.engine.temporal import setup as temporal_setup
 from lucius.engine.temporal import worker as temporal_worker
 from lucius.engine.temporal.wire import WORKFLOW, Begin
 from lucius.engine.temporal.workflow import JobWorkflow
@@ -148,6 +149,7 @@ async def between_versions(
 @pytest.fixture
 def settings(tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr(temporal_jobs, "GRACE_MS", 200)
+    monkeypatch.setattr(temporal_setup, "INBOX_SECONDS", 0.2)
     return over_temporal(settings_for(tmp_path, ledger_url=f"sqlite:///{tmp_path / 'ledger.db'}"), temporal_server)
 
 

@@ -129,10 +129,13 @@ async def test_who_may_not_add_attributes_that_are_missing_does_without(
     assert logs[-1]["reason"] == "not for you"
 
 
-async def test_a_server_that_is_away_is_not_one_that_refuses() -> None:
-    client = await Client.connect("127.0.0.1:1", lazy=True)
-    with pytest.raises((RPCError, RuntimeError)):
-        await make_searchable(client)
+async def test_a_server_that_is_away_or_not_ready_is_not_one_that_refuses(temporal_server: TemporalServer) -> None:
+    away = await Client.connect("127.0.0.1:1", lazy=True)
+    with pytest.raises(RuntimeError):
+        await make_searchable(away)
+    not_ready = await Client.connect(temporal_server.address, namespace="nowhere")
+    with pytest.raises(RPCError, match="nowhere is not found"):
+        await make_searchable(not_ready)
 
 
 async def _denied(*asked: Any, **options: Any) -> None:
