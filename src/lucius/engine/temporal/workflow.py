@@ -21,9 +21,9 @@ with workflow.unsafe.imports_passed_through():
     from msgspec.structs import replace
 
     from lucius.core.decide import decide_all
-    from lucius.core.decision import Applied, Decision, Env, JobView, MissingSteps
+    from lucius.core.decision import Applied, CallbackReply, Decision, Env, JobView, MissingSteps
     from lucius.core.inputs import DeadlinePassed, Input, Start
-    from lucius.core.model import NEVER, Instant, JobStatus, OutboxRow, OutboxStatus, StepStatus
+    from lucius.core.model import NEVER, Disposition, Instant, JobStatus, OutboxRow, OutboxStatus, StepStatus
     from lucius.core.protocol import HTTP_SERVICE, WEBHOOK_SERVICE
     from lucius.core.restore import restored
     from lucius.core.routing import topic
@@ -69,6 +69,8 @@ class _Waiting:
         self.letter = letter
         self.answer = answer
         self.act_id = act_id
+        self.again = False
+        """Decided before, by a task that was lost: it may be in the ledger."""
 
 
 @workflow.defn(name=WORKFLOW)
@@ -91,6 +93,7 @@ class JobWorkflow:
         self._read: dict[str, None] = {}
         """Letters that are in the history already, the last of them."""
         self._still_there: dict[str, None] = {}
+        self._old_news: set[str] = set()
         self._heard: set[str] = set()
         """Letters that wait for a decision."""
         self._looks_again_at: Instant = 0
@@ -192,6 +195,8 @@ class JobWorkflow:
             self._waiting.extendleft(reversed(batch))
             await self._load_more(missing.step_ids)
             return
+        if batch and batch[0].again and self._is_old_news(batch[0], decision):
+            decision = decide_all(self._job, (), now, self._env)
         if batch and batch[0].act_id:
             decision = replace(decision, job=replace(decision.job, last_act=batch[0].act_id))
         letters = (*(waiting.letter for waiting in batch if waiting.letter), *self._still_there)
@@ -212,14 +217,23 @@ class JobWorkflow:
         for waiting, reply in zip(batch, decision.replies, strict=False):
             _tell([waiting], Answer(packed_replies((reply,))))
 
+    def _is_old_news(self, waiting: _Waiting, decision: Decision) -> bool:
+        """A duplicate only of itself, as the ledger has it from a task that was lost. If it was said twice, the second
+        is a duplicate indeed."""
+        reply = decision.replies[0]
+        if not isinstance(reply, CallbackReply) or reply.disposition is not Disposition.DUPLICATE:
+            return False
+        first = waiting.letter not in self._old_news
+        self._old_news.add(waiting.letter)
+        return first
+
     def _next_batch(self) -> list[_Waiting]:
         """What people do is decided by itself: a limit may refuse it, and nothing else with it."""
         if not self._waiting:
             return []
         batch = [self._waiting.popleft()]
-        while (
-            self._waiting and len(batch) < MOST_AT_ONCE and batch[0].answer is None and self._waiting[0].answer is None
-        ):
+        alone = batch[0].answer is not None or batch[0].again
+        while not alone and self._waiting and len(batch) < MOST_AT_ONCE and self._waiting[0].answer is None:
             batch.append(self._waiting.popleft())
         return batch
 
@@ -288,6 +302,8 @@ class JobWorkflow:
         if view is not None and view.job.version >= known.job.version:
             self._view = view
             self._take_up(view)
+            for waiting in self._waiting:
+                waiting.again = True
             if self._waiting and self._waiting[0].act_id and self._waiting[0].act_id == view.job.last_act:
                 _tell([self._waiting.popleft()], Answer(packed_replies((Applied(),))))
             return
