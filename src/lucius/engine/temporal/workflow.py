@@ -29,7 +29,7 @@ with workflow.unsafe.imports_passed_through():
     from lucius.core.routing import topic
     from lucius.engine.temporal.parts import Wanted, joined
     from lucius.engine.temporal.rules import rules
-    from lucius.engine.temporal.search import STATE
+    from lucius.engine.temporal.search import STATE, state_of
     from lucius.engine.temporal.wire import (
         ACT,
         WORKFLOW,
@@ -97,7 +97,7 @@ class JobWorkflow:
         self._heard: set[str] = set()
         """Letters that wait for a decision."""
         self._looks_again_at: Instant = 0
-        self._told_state = workflow.info().typed_search_attributes.get(STATE, "")
+        self._told_state = state_of(workflow.info().typed_search_attributes.get(STATE, ""))
 
     @workflow.run
     async def run(self, begin: Begin) -> str:
@@ -184,6 +184,9 @@ class JobWorkflow:
     async def _turn(self) -> None:
         """One decision, and what follows from it."""
         batch = self._next_batch()
+        if batch and batch[0].act_id and batch[0].act_id == self._job.job.last_act:  # by a task that was lost
+            _tell(batch, Answer(packed_replies((Applied(),))))
+            return
         self._ids = 0
         now = max(_now(), self._job.job.updated_at)
         inputs: list[Input] = [waiting.happened for waiting in batch]
@@ -304,8 +307,6 @@ class JobWorkflow:
             self._take_up(view)
             for waiting in self._waiting:
                 waiting.again = True
-            if self._waiting and self._waiting[0].act_id and self._waiting[0].act_id == view.job.last_act:
-                _tell([self._waiting.popleft()], Answer(packed_replies((Applied(),))))
             return
         decision = restored(known, view, max(_now(), known.job.updated_at), self._env)
         again = await self._project(decision, ())
@@ -440,15 +441,11 @@ class JobWorkflow:
     # The end
 
     def _tell_state(self) -> None:
-        """What is always so is not told: each time costs an event."""
-        status = self._job.job.status
-        if not self._begin.searchable:
-            return
-        if status in _USUAL and self._told_state in ("", *_USUAL):
-            return
-        if status != self._told_state:
-            self._told_state = status
-            workflow.upsert_search_attributes([STATE.value_set(str(status))])
+        """If it is another: each time costs an event."""
+        state = state_of(self._job.job.status)
+        if self._begin.searchable and state != self._told_state:
+            self._told_state = state
+            workflow.upsert_search_attributes([STATE.value_set(state)])
 
     def _end(self) -> str:
         job = self._job.job
@@ -456,9 +453,6 @@ class JobWorkflow:
             said = f"{job.error.code}: {job.error.message}" if job.error else "the job failed"
             raise ApplicationError(said, type=str(job.status), non_retryable=True)
         return str(job.status)
-
-
-_USUAL = frozenset({JobStatus.QUEUED, JobStatus.DISPATCHING, JobStatus.IN_PROGRESS})
 
 
 def _is_ready(row: OutboxRow) -> bool:
