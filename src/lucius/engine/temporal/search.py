@@ -9,6 +9,8 @@ from temporalio.client import Client
 from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
+from lucius.core.model import JobStatus
+
 log = structlog.get_logger(__name__)
 
 TENANT = SearchAttributeKey.for_keyword("LuciusTenant")
@@ -25,6 +27,7 @@ KINDS = {
 BY_ALL = " and ".join((f"{TENANT.name}=''", f"{PROTOCOL.name}=''", f"{STATE.name}=''", f"{LANE.name}=0"))
 """A server refuses a search by what it does not know, or knows as something else."""
 CALL_SECONDS = timedelta(seconds=5)
+_USUAL = frozenset({"", JobStatus.QUEUED, JobStatus.DISPATCHING, JobStatus.IN_PROGRESS})
 NO_ANSWER = frozenset(
     {
         RPCStatusCode.UNAVAILABLE,
@@ -34,6 +37,11 @@ NO_ANSWER = frozenset(
         RPCStatusCode.NOT_FOUND,  # the namespace
     }
 )
+
+
+def state_of(status: str) -> str:
+    """What comes and goes within seconds is told as one."""
+    return str(JobStatus.IN_PROGRESS if status in _USUAL else status)
 
 
 async def make_searchable(client: Client) -> bool:

@@ -1,6 +1,7 @@
 """Temporal, as the API needs it: start a job's workflow, tell it something, or ask it to do something."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from temporalio.common import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from lucius.core.model import Job
-from lucius.engine.temporal.search import LANE, PROTOCOL, STATE, TENANT, make_searchable
+from lucius.engine.temporal.search import LANE, PROTOCOL, STATE, TENANT, make_searchable, state_of
 from lucius.engine.temporal.wire import ACT, WORKFLOW, Answer, Begin, Happened
 from lucius.ports.errors import EngineDown
 
@@ -35,12 +36,17 @@ T = TypeVar("T")
 CALL_SECONDS = timedelta(seconds=5)
 PROBE_SECONDS = timedelta(seconds=1)
 ACT_SECONDS = timedelta(seconds=30)
+MOST_LOST_TASKS = 5
 
 RUNNING = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running'"
 
 
 class NoWorkflow(Exception):
     """There is none that runs: it has ended, or was never started."""
+
+
+class _TaskLost(EngineDown):
+    """What was asked may have been done; Temporal has no answer to it."""
 
 
 class Workflows:
@@ -94,7 +100,20 @@ class Workflows:
         await self._in_words(asyncio.wait_for(telling, patience.total_seconds()))  # the SDK tries for longer than that
 
     async def act(self, job: Job, asked: Happened) -> Answer:
-        """Answered when it is in the ledger; started for it if need be. Raises EngineDown."""
+        """Answered when it is in the ledger; started for it if need be. Raises EngineDown.
+
+        A signal that comes with the end of a workflow makes Temporal fail the task that the act was in, although the
+        ledger may have it by then: asked again under the same name, it is done once.
+        """
+        act_id = uuid.uuid4().hex
+        for _ in range(MOST_LOST_TASKS):
+            try:
+                return await self._ask(job, asked, act_id)
+            except _TaskLost as lost:
+                log.info("an act is asked for again: its task was lost", job_id=job.job_id, reason=str(lost))
+        raise EngineDown(f"Temporal: an act was lost {MOST_LOST_TASKS} times")
+
+    async def _ask(self, job: Job, asked: Happened, act_id: str) -> Answer:
         client = await self._connected()
         start: WithStartWorkflowOperation[Any, str] = WithStartWorkflowOperation(
             WORKFLOW,
@@ -106,7 +125,7 @@ class Workflows:
             search_attributes=self._attributes(job),
         )
         update = client.execute_update_with_start_workflow(
-            ACT, asked, start_workflow_operation=start, result_type=Answer, rpc_timeout=ACT_SECONDS
+            ACT, asked, start_workflow_operation=start, id=act_id, result_type=Answer, rpc_timeout=ACT_SECONDS
         )
         started = asyncio.create_task(start.workflow_handle())
         started.add_done_callback(lambda done: done.cancelled() or done.exception())  # or it is logged as nobody's
@@ -158,7 +177,7 @@ class Workflows:
             [
                 SearchAttributePair(TENANT, job.tenant_id),
                 SearchAttributePair(PROTOCOL, job.protocol_id),
-                SearchAttributePair(STATE, str(job.status)),
+                SearchAttributePair(STATE, state_of(job.status)),
                 SearchAttributePair(LANE, job.routing.lane),
             ]
         )
@@ -170,6 +189,8 @@ class Workflows:
             if error.status is RPCStatusCode.NOT_FOUND and "amespace" not in error.message:
                 self.down = ""
                 raise NoWorkflow(error.message) from error
+            if error.status is RPCStatusCode.FAILED_PRECONDITION:
+                raise _TaskLost(error.message) from error
             self.down = error.message
             raise EngineDown(f"Temporal: {error.message}") from error
         except (WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
