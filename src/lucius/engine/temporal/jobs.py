@@ -206,7 +206,7 @@ class TemporalJobs(Jobs):
             if job.created_at + GRACE_MS < now:
                 await self._workflows.start(job)
                 self._repaired("a job's workflow was never started", job)
-        elif job.due_at is None or job.due_at + GRACE_MS < now:
+        elif max(job.due_at or 0, job.updated_at) + GRACE_MS < now:
             await self.look_after(job)
 
     async def _repair(self, view: JobView, happened: tuple[Input, ...]) -> None:

@@ -12,13 +12,14 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 from temporalio.worker import PollerBehaviorAutoscaling, Worker
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+from temporalio.worker.workflow_sandbox import SandboxRestrictions
 from temporalio.workflow import NondeterminismError
 
 from lucius.core.tools import Tools
 from lucius.engine.temporal.activities import Activities
 from lucius.engine.temporal.outages import Outages
 from lucius.engine.temporal.rules import rules
+from lucius.engine.temporal.runner import JobRunner
 from lucius.engine.temporal.workflow import JobWorkflow
 
 log = structlog.get_logger(__name__)
@@ -119,7 +120,7 @@ class TemporalWorker:
                 does.external_call,
             ],
             interceptors=[Outages()],
-            workflow_runner=SandboxedWorkflowRunner(restrictions=restrictions),
+            workflow_runner=JobRunner(restrictions=restrictions),
             workflow_failure_exception_types=[NondeterminismError],  # the ledger has all that the next run needs
             max_cached_workflows=self._slots.cached,
             max_concurrent_workflow_tasks=self._slots.workflows,
