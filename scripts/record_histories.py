@@ -6,6 +6,7 @@ of machines and processes are taken out. `python -m scripts.record_histories [na
 
 import asyncio
 import json
+import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -204,3 +205,5 @@ async def main(names: list[str]) -> None:
 
 if __name__ == "__main__":
     asyncio.run(main(sys.argv[1:]))
+    sys.stdout.flush()
+    os._exit(0)  # the SDK's threads may abort an interpreter that ends in order
