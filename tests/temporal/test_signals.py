@@ -476,3 +476,49 @@ async def _cut_off(plane: Plane, commits: int, service: str) -> None:
         assert Counter(await plane.dispositions(job_id))[("RESULT", "APPLIED")] == 1
         await until(lambda: plane.closed(job_id), "its workflow has ended")
         await plane.read()
+
+
+async def test_an_act_of_a_worker_cut_off_is_done_once_and_answered_so(
+    tmp_path: Path, emptied_postgres_url: str, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever goes on finds in the ledger that it was done: a second time it would be refused, or done again."""
+    monkeypatch.setattr("tests.support.api.WITHIN", WITHIN)
+
+    async def cut(act: Callable[[Plane], Awaitable[None]], name: str) -> None:
+        async with opened(tmp_path / name, emptied_postgres_url, temporal_server) as plane:
+            await act(plane)
+
+    await asyncio.gather(cut(_retry_cut_off, "retry"), cut(_pause_cut_off, "pause"))
+
+
+async def _retry_cut_off(plane: Plane) -> None:
+    """The job has ended: this is the first that the next run of its workflow hears."""
+    async with plane.worker():
+        job_id = await plane.api.submit()
+        (await plane.api.fail(await plane.pull("ocr"), failure_class="NON_RETRYABLE")).ok()
+        await plane.ended(job_id, "FAILED_FINAL")
+        await until(lambda: plane.closed(job_id), "its workflow has ended")
+    async with plane.cut_worker(1):
+        asked = asyncio.create_task(plane.api.post(f"/v1/jobs/{job_id}:retry", {"reason": "once"}))
+    async with plane.worker():
+        (await asked).ok(202)
+        assert (await plane.api.event_types(job_id)).count("RUN_STARTED") == 1
+        await plane.do("ocr")
+        await plane.ended(job_id)
+        await plane.read()
+
+
+async def _pause_cut_off(plane: Plane) -> None:
+    async with plane.worker():
+        job_id = await plane.api.submit(request_type="EMBEDDING")
+        await plane.attempt(job_id, "embedding")
+        await plane.at_rest(job_id)
+    async with plane.cut_worker(1):
+        asked = asyncio.create_task(plane.api.post(f"/v1/jobs/{job_id}:pause", {"reason": "once"}))
+    async with plane.worker():
+        (await asked).ok(202)
+        assert (await plane.api.event_types(job_id)).count("JOB_PAUSED") == 1
+        (await plane.api.post(f"/v1/jobs/{job_id}:resume", {"reason": "once"})).ok(202)
+        await plane.do("embedding")
+        await plane.ended(job_id)
+        await plane.read()
