@@ -116,3 +116,16 @@ def test_the_demo_loses_nothing_either(tmp_path: Path) -> None:
     assert verdict["jobs_accepted"] == verdict["jobs_finished"]
     assert (verdict["jobs_lost"], verdict["results_applied_twice"]) == (0, 0)
     assert list(tmp_path.glob("lucius-demo-*")) == []
+
+
+def test_on_a_ledger_that_is_shared_the_worker_is_a_process_of_its_own(
+    started: list[Dev], tmp_path: Path, postgres_url: str
+) -> None:
+    dev = Dev(tmp_path, "--port", "0", "--engine", "temporal", "--no-services", LUCIUS_LEDGER_URL=postgres_url)
+    started.append(dev)
+    command = ("submit", "OCR", "--tenant", "acme", "--input", "blob://in/a", "--output", "blob://out/a")
+    job_id = dev.json(*command)["jobId"]
+    until(lambda: dev.json("jobs", "show", job_id)["steps"][0]["attempt_no"] == 1, "its workflow runs", 60)
+    dev.process.send_signal(signal.SIGTERM)
+    assert dev.process.wait(20) == 0, dev.said
+    assert "Traceback" not in dev.said

@@ -5,16 +5,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from temporalio.client import Client
 
 from tests.e2e.support import KEY, REPO, Api, Json, until
+from tests.e2e.test_roles import Server
 from tests.support.ports import free_port
 from tests.support.temporal import TemporalServer
 
@@ -183,12 +187,12 @@ def a_failed_job(deployment: Deployment) -> str:
     return job_id
 
 
-def assert_once(deployment: Deployment, job_ids: list[str], engine: str) -> None:
+def assert_once(api: Api, job_ids: list[str], engine: str) -> None:
     """Each has succeeded, where it began, and each of its steps once."""
     for job_id in job_ids:
-        job = deployment.job(job_id)
+        job = api.get(f"/v1/jobs/{job_id}")
         assert (job["status"], job["engine"]) == ("SUCCEEDED", engine), job
-        events = Counter((event["type"], event["stepId"]) for event in deployment.api.events(job_id))
+        events = Counter((event["type"], event["stepId"]) for event in api.events(job_id))
         assert {events["STEP_SUCCEEDED", step["stepId"]] for step in job["steps"]} == {1}, events
         assert events["JOB_SUCCEEDED", None] == events["JOB_ACCEPTED", None] == 1, events
 
@@ -217,8 +221,8 @@ def test_old_jobs_finish_where_they_began_and_new_ones_are_workflows(
     new = jobs_in_every_state(deployment)
     assert workflows(temporal_server, [*old, held_id]) == set()
     deployment.finish([*old, held_id, *new])
-    assert_once(deployment, [*old, held_id], "embedded")
-    assert_once(deployment, new, "temporal")
+    assert_once(deployment.api, [*old, held_id], "embedded")
+    assert_once(deployment.api, new, "temporal")
     assert workflows(temporal_server, [*old, held_id, *new]) == set(new)
 
 
@@ -230,7 +234,7 @@ def test_an_old_job_that_failed_is_retried_where_it_began(
     deployment.restart("temporal")
     assert deployment.act(job_id, ":retry", {"reason": "mended"}) == 202
     deployment.finish([job_id])
-    assert_once(deployment, [job_id], "embedded")
+    assert_once(deployment.api, [job_id], "embedded")
     assert workflows(temporal_server, [job_id]) == set()
 
 
@@ -248,7 +252,7 @@ def test_the_way_back_leaves_workflows_alone_until_they_have_an_engine_again(
     seen = {job_id: deployment.api.events(job_id) for job_id in theirs}
     ours = deployment.submit()
     deployment.finish([ours])
-    assert_once(deployment, [ours], "embedded")
+    assert_once(deployment.api, [ours], "embedded")
     status, said = deployment.api.call_back("ack", held)
     assert (status, said["code"]) == (503, "NOT_READY")
     assert "LUCIUS_ENGINE" in said["detail"]
@@ -259,8 +263,8 @@ def test_the_way_back_leaves_workflows_alone_until_they_have_an_engine_again(
     deployment.restart("temporal", new_jobs=False)
     late = deployment.submit()
     deployment.finish([*theirs, late])
-    assert_once(deployment, theirs, "temporal")
-    assert_once(deployment, [late], "embedded")
+    assert_once(deployment.api, theirs, "temporal")
+    assert_once(deployment.api, [late], "embedded")
     assert workflows(temporal_server, [*theirs, ours, late]) == set(theirs)
 
 
@@ -274,4 +278,137 @@ def test_who_revives_a_workflow_needs_its_engine(deployment: Deployment) -> None
     deployment.restart("temporal")
     assert deployment.act(job_id, ":retry", {"reason": "mended"}) == 202
     deployment.finish([job_id])
-    assert_once(deployment, [job_id], "temporal")
+    assert_once(deployment.api, [job_id], "temporal")
+
+
+class Fleet:
+    """Two APIs and a worker on one PostgreSQL, replaced one by one while jobs come and go all the time."""
+
+    def __init__(self, folder: Path, ledger_url: str, temporal: TemporalServer) -> None:
+        self._folder = folder
+        self._env = {
+            "LUCIUS_LEDGER_URL": ledger_url,
+            "LUCIUS_TEMPORAL_ADDRESS": temporal.address,
+            "LUCIUS_TEMPORAL_TASK_QUEUE": f"fleet-{uuid.uuid4().hex[:8]}",
+            "LUCIUS_LOG_LEVEL": "error",
+        }
+        self.apis: list[Server] = []
+        self._all: list[Server] = []
+        self.accepted: list[str] = []
+        self.refused: list[object] = []
+        self._over = threading.Event()
+        self._players = [threading.Thread(target=self._submit), threading.Thread(target=self._serve)]
+
+    def begin(self) -> None:
+        self.apis = [self._start("api", engine="embedded") for _ in range(2)]
+        for player in self._players:
+            player.start()
+
+    def roll(self, engine: str, *, new_jobs: bool = True) -> None:
+        """The new one is ready before the old one goes."""
+        for number in range(len(self.apis)):
+            old, self.apis[number] = self.apis[number], self._start("api", engine=engine, new_jobs=new_jobs)
+            old.ask_to_stop()
+            old.ended(20)
+        self.some_time()
+
+    def start_worker(self) -> Server:
+        return self._start("temporal-worker", engine="temporal")
+
+    def some_time(self) -> None:
+        """For so long that jobs have come and gone."""
+        accepted = len(self.accepted)
+        until(lambda: len(self.accepted) > accepted + 5, "jobs are accepted", 60)
+
+    def all_ended(self) -> list[str]:
+        """Those that were accepted until now."""
+        so_far = list(self.accepted)
+        for job_id in so_far:
+            until(partial(self._has_ended, job_id), "it has ended", 90)
+        return so_far
+
+    def _has_ended(self, job_id: str) -> bool:
+        return self.job(job_id)["completed_at"] is not None
+
+    def job(self, job_id: str) -> Json:
+        return self.apis[0].api.get(f"/v1/jobs/{job_id}")
+
+    def end(self) -> None:
+        self._over.set()
+        for player in self._players:
+            if player.is_alive():
+                player.join()
+        for server in self._all:
+            server.kill()
+
+    def _start(self, role: str, *, engine: str, new_jobs: bool = True) -> Server:
+        chosen = {"LUCIUS_ENGINE": engine, "LUCIUS_TEMPORAL_NEW_JOBS": "on" if new_jobs else "off"}
+        server = Server(self._folder, role, **self._env, **chosen)
+        self._all.append(server)
+        return server.await_ready()
+
+    def _submit(self) -> None:
+        while not self._over.wait(0.1):
+            ref = uuid.uuid4().hex
+            command = {
+                "tenant_id": "acme",
+                "request_type": "OCR_EMBEDDING",
+                "input_ref": f"blob://in/{ref}",
+                "output_ref": f"blob://out/{ref}",
+                "payload": {},
+                "schema_version": "v1",
+            }
+            self.accepted.append(self._ask("POST", "/v1/commands", command)["jobId"])
+
+    def _serve(self) -> None:
+        while not self._over.wait(0.02):
+            for service in ("ocr", "embedding"):
+                path, asked = f"/v1/services/{service}/directives:pull", {"max": 10, "wait_seconds": 0}
+                for directive in self._ask("POST", path, asked)["directives"]:
+                    names = ("jobId", "stepId", "tenant_id", "attempt_no", "lease_id")
+                    body = {name: directive[name] for name in names}
+                    token = directive["callback_token"]
+                    self._ask("POST", "/v1/callbacks/ack", body, token)
+                    self._ask("POST", "/v1/callbacks/result", {**body, "status": "SUCCEEDED"}, token)
+
+    def _ask(self, method: str, path: str, body: Json, token: str | None = None) -> Json:
+        """Whoever answers, as behind a load balancer. What is answered must not be a refusal."""
+        while True:
+            for server in list(self.apis):
+                with suppress(OSError):  # it has just gone
+                    status, answer = server.api.call(method, path, body, token)
+                    if status in (200, 202):
+                        return answer
+                    self.refused.append((path, status, answer))
+            assert len(self.refused) < 100, self.refused[:3]
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, emptied_postgres_url: str, temporal_server: TemporalServer) -> Iterator[Fleet]:
+    made = Fleet(tmp_path, emptied_postgres_url, temporal_server)
+    yield made
+    made.end()
+
+
+def test_replicas_are_moved_one_by_one_and_back_and_nobody_is_refused(
+    fleet: Fleet, temporal_server: TemporalServer
+) -> None:
+    fleet.begin()
+    fleet.roll("temporal", new_jobs=False)
+    worker = fleet.start_worker()
+    assert workflows(temporal_server, fleet.accepted) == set()
+    fleet.roll("temporal")
+    fleet.roll("temporal", new_jobs=False)
+    fleet.all_ended()
+    worker.ask_to_stop()
+    worker.ended(20)
+    fleet.roll("embedded")
+    job_ids = fleet.all_ended()
+
+    engines = [fleet.job(job_id)["engine"] for job_id in job_ids]
+    assert engines[0] == engines[-1] == "embedded"
+    assert "temporal" in engines
+    assert fleet.refused == []
+    for job_id, engine in zip(job_ids, engines, strict=True):
+        assert_once(fleet.apis[0].api, [job_id], engine)

@@ -31,6 +31,16 @@ def test_it_says_where_the_secret_of_webhooks_is(capsys: pytest.CaptureFixture[s
     assert "signed with LUCIUS_WEBHOOK_SECRET_DEFAULT" in capsys.readouterr().out
 
 
+def test_it_says_where_temporal_and_its_ui_are(capsys: pytest.CaptureFixture[str]) -> None:
+    _say_ready("http://127.0.0.1:8080", "dev-key", Settings(), with_services=False)
+    assert "Temporal" not in capsys.readouterr().out
+    given = Settings(engine="temporal", temporal_address="t:7233", temporal_ui_url="http://t:8233")
+    _say_ready("http://127.0.0.1:8080", "dev-key", given, with_services=False)
+    said = capsys.readouterr().out
+    assert "Temporal t:7233, namespace default\n" in said
+    assert "its UI   http://t:8233/namespaces/default/workflows\n" in said
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
@@ -46,11 +56,13 @@ def test_it_says_where_the_ledger_is_and_no_password(url: str, shown: str, capsy
     assert "s3cret" not in said
 
 
-def test_services_are_not_told_what_opens_the_ledger_or_the_gate() -> None:
+def test_services_are_not_told_what_opens_the_ledger_the_gate_or_temporal() -> None:
     env = {
         "LUCIUS_LEDGER_URL": "postgresql://ada:s3cret@db/lucius",
         "LUCIUS_GATE_URL": "redis://:s3cret@gates/0",
         "LUCIUS_TOKEN_SECRET": "s3cret",
+        "LUCIUS_TEMPORAL_API_KEY": "s3cret",
+        "LUCIUS_TEMPORAL_KEYS": "2026:s3cret",
         "LUCIUS_BUS_URL": "redis://bus/0",
     }
     assert _without_secrets(env) == {"LUCIUS_BUS_URL": "redis://bus/0"}
