@@ -32,7 +32,8 @@ async def soak(seeds: list[int], minutes: float) -> int:
                         wrong += 1
                         print(found, flush=True)
             for seed, lines in twins.once.items():
-                print(f"seed {seed} differed at first, not with slower clocks: {lines[0][:600]}", flush=True)
+                shown = "\n  ".join(line[:400] for line in lines[:6])
+                print(f"seed {seed} differed at first, not with slower clocks\n  {shown}", flush=True)
             cases, unsteady = cases + len(seeds), unsteady + len(twins.once)
             print(f"{cases} cases, {wrong} differ, {unsteady} only at first", flush=True)
             if time.monotonic() >= deadline:
