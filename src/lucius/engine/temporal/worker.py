@@ -85,9 +85,12 @@ class TemporalWorker:
                 async with self._worker(client):
                     self._polls, backoff = True, FIRST_BACKOFF
                     await self._watch(client)
-            except (RPCError, RuntimeError, OSError) as error:
+            except Exception as error:  # whatever it is: who gave up would never work again
                 self._polls, self._trouble = False, AWAY
-                log.warning("can't work for Temporal, will try again", reason=str(error), seconds=backoff)
+                unheard_of = not isinstance(error, RPCError | RuntimeError | OSError)
+                log.warning(
+                    "can't work for Temporal, will try again", reason=str(error), seconds=backoff, exc_info=unheard_of
+                )
                 await asyncio.sleep(random.uniform(0.5, 1) * backoff)
                 backoff = min(backoff * 2, MAX_BACKOFF)
 
