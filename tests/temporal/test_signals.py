@@ -465,7 +465,11 @@ async def _cut_off(plane: Plane, commits: int, service: str) -> None:
         if commits > 1:
             (await api.callback("ack", directive)).ok()
         if commits > 2:
-            await plane.read()
+
+            async def acked() -> bool:
+                return (await plane.attempt(job_id, service)).acked_at is not None
+
+            await until(acked, "the ACK is in the ledger")
             (await api.succeed(directive, result={"by": service})).ok()
     async with plane.worker():
         if commits < 3:
