@@ -41,12 +41,16 @@ async def test_whatever_goes_wrong_at_first_is_tried_again(temporal_server: Temp
 
 
 async def test_one_that_never_was_connected_stops_at_once() -> None:
+    tries = asyncio.Event()
+
     async def nowhere() -> Client:
+        tries.set()
         await asyncio.Event().wait()
         raise AssertionError
 
     worker = TemporalWorker(nowhere, "nowhere", _activities(), CelTools())
     await worker.start()
+    await tries.wait()
     async with asyncio.timeout(2):
         await worker.stop(60)
     assert not worker.running
