@@ -72,7 +72,7 @@ async def survive(
         async with asyncio.TaskGroup() as group:
             group.create_task(clients.run(CLIENTS))
             await storm.storm(rounds)
-            await asyncio.to_thread(_check_in_the_middle, cluster, postgres, schema)
+            await asyncio.to_thread(_check_in_the_middle, cluster, postgres, schema, pushes=bus_url != "local:")
             await asyncio.sleep(chance.uniform(1.0, 3.0))
             clients.enough.set()
         await _at_rest(postgres, schema, temporal)
@@ -87,14 +87,19 @@ async def survive(
     return _told(cluster, storm, clients, ledger, histories)
 
 
-def _check_in_the_middle(cluster: TemporalCluster, postgres: PostgresServer, schema: str) -> None:
+def _check_in_the_middle(cluster: TemporalCluster, postgres: PostgresServer, schema: str, *, pushes: bool) -> None:
     """With everything dead in the midst of work, what is in the ledger fits together, and so do the counters."""
     cluster.kill_all()
     ledger = checker.assemble(checker.read(postgres.query, schema))
     assert any(job.live for job in ledger.jobs.values())
-    found = checker.always(ledger)
+    found = [what for what in checker.always(ledger) if not (pushes and _is_about_rows(what))]
     assert not found, found
     cluster.start_all()
+
+
+def _is_about_rows(complaint: str) -> bool:
+    """What workflows publish never was in the outbox."""
+    return complaint.endswith("and not in the outbox") or complaint.startswith("the counter pending/")
 
 
 async def _at_rest(postgres: PostgresServer, schema: str, temporal: TemporalServer) -> None:
