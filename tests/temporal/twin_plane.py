@@ -117,7 +117,8 @@ class Planes(Struct, frozen=True):
 
 
 @asynccontextmanager
-async def planes(folder: Path, server: TemporalServer) -> AsyncIterator[Planes]:
+async def planes(folder: Path, server: TemporalServer, *, durable: bool = False) -> AsyncIterator[Planes]:
+    """`durable` if their ledgers are files."""
     async with peer() as there:
         outside, protocols = Outside(), Protocols()
         there.answer = outside.answer
@@ -131,18 +132,19 @@ async def planes(folder: Path, server: TemporalServer) -> AsyncIterator[Planes]:
         }
         with mock.patch.object(wiring, "ProtocolsDir", return_value=protocols):
             async with (
-                _plane("embedded", folder, outside) as embedded,
-                _plane("temporal", folder, outside, **over) as temporal,
+                _plane("embedded", folder, outside, durable) as embedded,
+                _plane("temporal", folder, outside, durable, **over) as temporal,
             ):
                 yield Planes(embedded, temporal, outside, protocols)
                 outside.hang_up()
 
 
 @asynccontextmanager
-async def _plane(name: str, folder: Path, outside: Outside, **engine: Any) -> AsyncIterator[Plane]:
+async def _plane(name: str, folder: Path, outside: Outside, durable: bool, **engine: Any) -> AsyncIterator[Plane]:
     (folder / name).mkdir()
     settings = settings_for(
         folder / name,
+        ledger_url=f"sqlite:///{folder / name / 'ledger.db'}" if durable else "memory:",
         config_path=folder / "config.yaml",
         sweep_interval=0.02,
         reload_interval=3_600.0,

@@ -18,7 +18,7 @@ from tests.temporal.twin_run import Twins
 BATCH = 100
 
 
-async def soak(seeds: list[int], minutes: float) -> int:
+async def soak(seeds: list[int], minutes: float, *, durable: bool) -> int:
     """How many cases differ."""
     server = TemporalServer().start()
     deadline = time.monotonic() + minutes * 60
@@ -26,7 +26,7 @@ async def soak(seeds: list[int], minutes: float) -> int:
     try:
         while True:
             with tempfile.TemporaryDirectory() as folder:
-                async with planes(Path(folder), server) as both:
+                async with planes(Path(folder), server, durable=durable) as both:
                     twins = Twins(both)
                     for found in await twins.run(seeds):
                         wrong += 1
@@ -47,10 +47,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--seed", type=int, action="append", help="this case; may be given several times")
+    parser.add_argument("--durable", action="store_true", help="ledgers in files, not in memory")
     asked = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    sys.exit(1 if asyncio.run(soak(asked.seed or list(range(BATCH)), asked.minutes)) else 0)
+    sys.exit(1 if asyncio.run(soak(asked.seed or list(range(BATCH)), asked.minutes, durable=asked.durable)) else 0)
 
 
 if __name__ == "__main__":

@@ -91,8 +91,8 @@ def _timeless(result: Any) -> Any:
 
 def _told(event: Event) -> str:
     about = f" {event.step_id}/{event.attempt_no}" if event.step_id else ""
-    said = event.data.get("disposition")
-    return f"{event.type}{about}" + (f" {said}" if said else "")
+    said = (event.data.get(name) for name in ("disposition", "error_code"))
+    return " ".join([f"{event.type}{about}", *(word for word in said if isinstance(word, str))])
 
 
 def _order(events: list[Event], *, whole: bool) -> dict[str, list[str]]:
