@@ -23,6 +23,7 @@ from lucius.engine.temporal.jobs import TemporalJobs
 from lucius.engine.temporal.wire import pack
 from lucius.observability.readiness import Role
 from lucius.ports.errors import LedgerDown
+from lucius.ports.inbox import Letter
 from lucius.settings import Settings
 from lucius.wiring import Runtime, open_runtime
 from tests.e2e import checker
@@ -109,6 +110,9 @@ class Plane:
             return step.attempt if step and step.attempt.attempt_no == number else None
 
         return await until(there, f"attempt {number} of {step_id}")
+
+    async def acked(self, job_id: str, step_id: str = "ocr") -> bool:
+        return (await self.attempt(job_id, step_id)).acked_at is not None
 
     async def ended(self, job_id: str, status: str = "SUCCEEDED") -> Any:
         async def has_ended() -> Any:
@@ -309,6 +313,25 @@ async def test_a_result_of_an_old_lease_is_kept_and_changes_nothing(
         assert ("RESULT", "STALE") in await plane.dispositions(job_id)
 
 
+async def test_an_attempt_that_another_gave_out_while_we_looked_is_not_given_out_again(plane: Plane) -> None:
+    async with plane.worker():
+        job_id = await plane.api.submit()
+        first, store = await plane.attempt(job_id), plane.api.runtime.store
+        put = store.put
+
+        async def put_too_late(letters: Sequence[Letter]) -> list[bool]:
+            store.put = put  # type: ignore[method-assign]
+            await plane.tell(job_id, ack(first))
+            await until(lambda: plane.acked(job_id), "another gave it out, and it was picked up")
+            return await put(letters)
+
+        store.put = put_too_late  # type: ignore[method-assign]
+        assert await plane.api.pull("ocr") == []
+        assert await store.unread(NEVER, 1) == []
+        await plane.tell(job_id, succeeded(first))
+        await plane.ended(job_id)
+
+
 async def test_what_is_said_while_nobody_works_is_applied_when_somebody_does(plane: Plane) -> None:
     async with plane.worker():
         job_id = await plane.api.submit()
@@ -465,11 +488,7 @@ async def _cut_off(plane: Plane, commits: int, service: str) -> None:
         if commits > 1:
             (await api.callback("ack", directive)).ok()
         if commits > 2:
-
-            async def acked() -> bool:
-                return (await plane.attempt(job_id, service)).acked_at is not None
-
-            await until(acked, "the ACK is in the ledger")
+            await until(lambda: plane.acked(job_id, service), "the ACK is in the ledger")
             (await api.succeed(directive, result={"by": service})).ok()
     async with plane.worker():
         if commits < 3:
