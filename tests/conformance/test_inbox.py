@@ -32,7 +32,9 @@ async def test_of_many_who_put_the_same_one_is_the_first(ledger: FullLedger) -> 
 async def test_the_oldest_come_first_and_those_that_are_too_young_not_at_all(ledger: FullLedger) -> None:
     await ledger.put([letter("a", at=30), letter("b", at=10), letter("c", at=20), letter("d", at=40)])
     assert [x.letter_id for x in await ledger.unread(40, 10)] == ["b", "c", "a"]
-    assert [x.letter_id for x in await ledger.unread(40, 2)] == ["b", "c"]
+    first = await ledger.unread(40, 2)
+    assert [x.letter_id for x in first] == ["b", "c"]
+    assert [x.letter_id for x in await ledger.unread(50, 5, first[-1])] == ["a", "d"]
 
 
 async def test_what_was_thrown_away_is_gone_and_may_come_again(ledger: FullLedger) -> None:

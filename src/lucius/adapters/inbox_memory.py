@@ -19,6 +19,7 @@ class MemoryInbox:
         for letter_id in letter_ids:
             self._letters.pop(letter_id, None)
 
-    async def unread(self, before: Instant, limit: int) -> list[Letter]:
-        found = [letter for letter in self._letters.values() if letter.at < before]
-        return sorted(found, key=lambda letter: (letter.at, letter.letter_id))[:limit]
+    async def unread(self, before: Instant, limit: int, after: Letter | None = None) -> list[Letter]:
+        read = (after.at, after.letter_id) if after is not None else (-1, "")
+        places = {(letter.at, letter.letter_id): letter for letter in self._letters.values() if letter.at < before}
+        return [places[place] for place in sorted(places) if place > read][:limit]

@@ -423,8 +423,8 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     runs: tuple[Run, ...] = ()
     engine: str = ""
     """What drives it; empty for the embedded one."""
-    last_act: str = ""
-    """The last thing a person did, by the name that such an engine gave it."""
+    recent_acts: tuple[str, ...] = ()
+    """The last things that people did, by the names that such an engine gave them."""
 
     @property
     def tenant_id(self) -> str:

@@ -21,6 +21,7 @@ log = structlog.get_logger(__name__)
 
 BATCH = 200
 LATER_MS = 30_000
+FOREIGN_MS = 2_000
 BLIND_MS = 500  # and while the ledger is down, nobody can be heard either: then this is long
 HOLD_MS = 10_000  # other replicas leave a due job to us for so long
 GAP_MS = 1_000  # not having ticked for this long counts as having been away
@@ -81,11 +82,12 @@ class Sweeper:
         while True:
             tick = DeadlinePassed(resumed_at, as_of=self._last_tick)
             window = self._ramp.window
-            due = await self._ledger.due(self._last_tick, window, HOLD_MS)
+            self._later = {job_id: at for job_id, at in self._later.items() if at > self._last_tick}
+            due = await self._ledger.due(self._last_tick, window + len(self._later), HOLD_MS)
             looks = [self._feed(job_id, tick, "deadline") for job_id in due if not self._put_off(job_id)]
             acted = sum(await asyncio.gather(*looks))
             moved += acted
-            is_last = len(due) < window or not acted
+            is_last = len(looks) < window or not acted
             if not is_last:
                 await asyncio.sleep(self._ramp.pause())
             self._ramp.went_well()
@@ -95,11 +97,7 @@ class Sweeper:
 
     def _put_off(self, job_id: str) -> bool:
         """Whether a job failed a short while ago and must wait its turn."""
-        again_at = self._later.get(job_id)
-        if again_at is not None and again_at <= self._last_tick:
-            del self._later[job_id]
-            return False
-        return again_at is not None
+        return self._later.get(job_id, 0) > self._last_tick
 
     async def _tick(self) -> Instant:
         """Since when there was always an engine at work."""
@@ -138,4 +136,6 @@ class Sweeper:
         applied = isinstance(decision.reply, Applied)
         if applied:
             self._on_action(action)
+        elif decision.job.engine:  # another engine minds it; those of ours must not wait behind it
+            self._later[job_id] = self._clock.now() + FOREIGN_MS
         return applied

@@ -26,5 +26,5 @@ class Inbox(Protocol):
     async def throw_away(self, letter_ids: Collection[str]) -> None:
         """They are in the histories, or were never true."""
 
-    async def unread(self, before: Instant, limit: int) -> list[Letter]:
-        """Those that came before then, the oldest first."""
+    async def unread(self, before: Instant, limit: int, after: Letter | None = None) -> list[Letter]:
+        """Those that came before then, the oldest first, behind the one that was read last."""

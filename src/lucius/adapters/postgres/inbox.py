@@ -16,7 +16,10 @@ _DELETE = """
     WITH soon AS (SELECT set_config('synchronous_commit', 'off', true))
     DELETE FROM inbox USING soon WHERE letter_id = ANY ($1)
 """
-_UNREAD = "SELECT letter_id, job_id, body, at FROM inbox WHERE at < $1 ORDER BY at, letter_id LIMIT $2"
+_UNREAD = """
+    SELECT letter_id, job_id, body, at FROM inbox WHERE at < $1 AND (at, letter_id) > ($2, $3)
+    ORDER BY at, letter_id LIMIT $4
+"""
 
 
 class PostgresInbox:
@@ -36,5 +39,6 @@ class PostgresInbox:
             async with self._database.connection() as connection:
                 await connection.execute(_DELETE, list(letter_ids))
 
-    async def unread(self, before: Instant, limit: int) -> list[Letter]:
-        return [Letter(**row) for row in await self._database.rows(_UNREAD, before, limit)]
+    async def unread(self, before: Instant, limit: int, after: Letter | None = None) -> list[Letter]:
+        read = (after.at, after.letter_id) if after is not None else (-1, "")
+        return [Letter(**row) for row in await self._database.rows(_UNREAD, before, *read, limit)]

@@ -9,7 +9,10 @@ from lucius.ports.inbox import Letter
 _KNOWN = "SELECT 1 FROM inbox WHERE letter_id = ?"
 _PUT = "INSERT INTO inbox (letter_id, job_id, at, body) VALUES (?, ?, ?, ?)"
 _DELETE = "DELETE FROM inbox WHERE letter_id = ?"
-_UNREAD = "SELECT letter_id, job_id, body, at FROM inbox WHERE at < ? ORDER BY at, letter_id LIMIT ?"
+_UNREAD = """
+    SELECT letter_id, job_id, body, at FROM inbox WHERE at < ? AND (at, letter_id) > (?, ?)
+    ORDER BY at, letter_id LIMIT ?
+"""
 
 
 class SqliteInbox:
@@ -31,5 +34,6 @@ class SqliteInbox:
         if letter_ids:
             self._store.write([(_DELETE, [(letter_id,) for letter_id in letter_ids])])
 
-    async def unread(self, before: Instant, limit: int) -> list[Letter]:
-        return [Letter(*row) for row in self._store.rows(_UNREAD, (before, limit))]
+    async def unread(self, before: Instant, limit: int, after: Letter | None = None) -> list[Letter]:
+        read = (after.at, after.letter_id) if after is not None else (-1, "")
+        return [Letter(*row) for row in self._store.rows(_UNREAD, (before, *read, limit))]

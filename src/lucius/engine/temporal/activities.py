@@ -13,12 +13,20 @@ from lucius.core.inputs import Cap, Failed, HandedOver, HandOverFailed, Succeede
 from lucius.core.model import ErrorInfo, Instant, Job, Step, StepStatus
 from lucius.engine.exchange import Exchange, failed_by
 from lucius.engine.temporal.parts import Wanted, first_part, next_part
-from lucius.engine.temporal.wire import HandOver, Happened, Loaded, Projected, Projection, letter_of, pack
+from lucius.engine.temporal.wire import HandOver, Happened, Loaded, Projected, Projection, claim_of, pack
 from lucius.ports.bus import Publisher
 from lucius.ports.calls import Caller, Closed
 from lucius.ports.clock import Clock
-from lucius.ports.errors import AlreadyAccepted, BusDown, LimitReached, MessageRefused, OutcomeUnknown, VersionConflict
-from lucius.ports.inbox import Inbox
+from lucius.ports.errors import (
+    AlreadyAccepted,
+    BusDown,
+    LedgerError,
+    LimitReached,
+    MessageRefused,
+    OutcomeUnknown,
+    VersionConflict,
+)
+from lucius.ports.inbox import Inbox, Letter
 from lucius.ports.ledger import Ledger, Reader
 from lucius.service.dispatch import Dispatcher
 from lucius.service.jobs import Jobs
@@ -53,6 +61,7 @@ class Activities:
         self._caller = caller
         self._exchange = exchange
         self._clock = clock
+        self._unreleased: set[str] = set()
 
     @activity.defn(name="load_job")
     async def load_job(self, job_id: str) -> Loaded:
@@ -78,7 +87,11 @@ class Activities:
                 await self._ledger.commit(projection.decision(protocol))
             except LimitReached as reached:
                 return Projected(full=Cap(reached.counter, reached.limit))
-            except (VersionConflict, AlreadyAccepted):
+            except AlreadyAccepted as accepted:
+                if accepted.job_id != job.job_id:
+                    return Projected(taken=True)
+                return Projected(ledger=await self.load_job(job.job_id))
+            except VersionConflict:
                 found = await self.load_job(job.job_id)
                 if found.job is None or (found.job.version, found.job.event_hash) != (job.version, job.event_hash):
                     return Projected(ledger=found)
@@ -101,41 +114,73 @@ class Activities:
         return await self.project(projection)
 
     @activity.defn(name="publish_to_bus")
-    async def publish_to_bus(self, what: HandOver) -> Happened:
-        """Once: whoever finds that it was begun before can't know how that ended, so it counts as handed over."""
-        assert self._publisher is not None, "a bus that services pull from is not published to"
+    async def publish_to_bus(self, what: HandOver) -> list[Happened]:
+        """Once: whoever finds that it was begun before can't know how that ended, so it counts as handed over. Nothing
+        became of it if the job is paused."""
+        if self._publisher is None:
+            raise _not_now("NoBus", "LUCIUS_BUS_URL is one that services pull from, and was not when this job began")
         handed_over = HandedOver(what.step_id, what.attempt_no, what.lease_id)
         if not await self._dispatcher.has_room(what.service):
             raise _not_now("WindowFull", f"{what.service} has as many un-ACKed directives as it may have")
-        claim = letter_of(what.job_id, [handed_over], self._clock.now())
-        if not (await self._inbox.put([claim]))[0]:
-            return pack(handed_over, claim.letter_id)
-        # Only now: a letter is thrown away after the commit that it led to, which whoever puts it in anew must see.
-        decision = await self._jobs.weigh(what.job_id, (handed_over,), what.step_id, fresh=True)
-        fenced = not isinstance(decision.reply, Applied)
-        directive = None if fenced else await self._dispatcher.directive(what, decision)
-        if directive is None:
-            return pack(handed_over, claim.letter_id)
+        claim = claim_of(what.job_id, handed_over, self._clock.now())
+        if not await self._claimed(claim):
+            return [pack(handed_over, claim.letter_id)]
         try:
+            decision, held = await self._about_to_hand_over(what, handed_over)
+            directive = await self._dispatcher.directive(what, decision) if decision is not None else None
+            if held or directive is None:
+                await self._release(claim)
+                return [] if held else [pack(handed_over)]
             await self._publisher.publish(what.topic, directive)
-        except BusDown as down:
-            await self._inbox.throw_away([claim.letter_id])
-            raise _not_now("BusDown", str(down)) from down
         except MessageRefused as refused:
             error = ErrorInfo("HANDOVER_FAILED", str(refused))
-            return pack(HandOverFailed(what.step_id, what.attempt_no, what.lease_id, error), claim.letter_id)
+            return [pack(HandOverFailed(what.step_id, what.attempt_no, what.lease_id, error), claim.letter_id)]
         except OutcomeUnknown:
             log.warning("handover outcome unknown, counts as handed over", job_id=what.job_id, step_id=what.step_id)
-        return pack(handed_over, claim.letter_id)
+        except BusDown as down:
+            await self._release(claim)
+            raise _not_now("BusDown", str(down)) from down
+        except LedgerError:
+            await self._release(claim)
+            raise
+        return [pack(handed_over, claim.letter_id)]
+
+    async def _about_to_hand_over(self, what: HandOver, handed_over: HandedOver) -> tuple[Decision | None, bool]:
+        """What that would lead to, unless it is fenced; and whether the job is paused. As it is after the claim: a
+        letter is thrown away after the commit that it led to, which whoever puts it in anew must see."""
+        _, step = await self._find(what)
+        if step is None or step.attempt.held:
+            return None, step is not None
+        decision = await self._jobs.weigh(what.job_id, (handed_over,), what.step_id, fresh=True)
+        return decision if isinstance(decision.reply, Applied) else None, False
+
+    async def _claimed(self, claim: Letter) -> bool:
+        """Whether it is ours to publish: also if we could not take back a claim on what surely was not published."""
+        new = (await self._inbox.put([claim]))[0]
+        ours = claim.letter_id in self._unreleased
+        self._unreleased.discard(claim.letter_id)
+        return new or ours
+
+    async def _release(self, claim: Letter) -> None:
+        self._unreleased.add(claim.letter_id)
+        try:
+            await asyncio.shield(self._inbox.throw_away([claim.letter_id]))
+        except LedgerError as error:
+            log.warning("a claim stays until it is tried again", job_id=claim.job_id, reason=str(error))
+        else:
+            self._unreleased.discard(claim.letter_id)
 
     @activity.defn(name="external_call")
-    async def external_call(self, what: HandOver) -> Happened:
+    async def external_call(self, what: HandOver) -> list[Happened]:
         """A call or a webhook, which is made here: handed over when its host lets us in, so that waiting costs no time
-        of the attempt. One that was picked up before is not made again: its lease ends it."""
-        nothing = pack(HandedOver(what.step_id, what.attempt_no, what.lease_id))
+        of the attempt. One that was picked up before is not made again: its lease ends it. Nothing became of it if the
+        job is paused."""
+        fenced = [pack(HandedOver(what.step_id, what.attempt_no, what.lease_id))]
         view, step = await self._find(what)
         if view is None or step is None or step.status is not StepStatus.DISPATCHING or step.request is None:
-            return nothing
+            return fenced
+        if step.attempt.held:
+            return []
         slot = self._caller.admit(self._caller.host(step.request.url))
         if isinstance(slot, Closed):
             raise _not_now("HostClosed", "the host lets nobody in", self._seconds_until(slot.until))
@@ -143,9 +188,9 @@ class Activities:
         try:
             step = await self._picked_up(what)
             if step is None:
-                return nothing
+                return fenced
             taken = Decision(job=view.job, replies=(Applied(),), protocol=view.protocol, steps=(step,))
-            return pack(await self._outcome(taken, step))
+            return [pack(await self._outcome(taken, step))]
         finally:
             slot.release()
             beating.cancel()

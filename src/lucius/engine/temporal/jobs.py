@@ -27,14 +27,15 @@ from lucius.core.inputs import (
     Retry,
     RetryHandOver,
     Skip,
+    Submit,
     Succeeded,
 )
 from lucius.core.model import Disposition, Instant, Job, JobStatus, Millis
 from lucius.core.protocol import OF_THE_ENGINE
-from lucius.engine.temporal.wire import Happened, letter_of, pack, packed_letter, unpacked_replies
+from lucius.engine.temporal.wire import CLAIM, Happened, letter_of, pack, packed_letter, unpacked_replies
 from lucius.engine.temporal.workflows import NoWorkflow, Workflows
 from lucius.ports.clock import Clock
-from lucius.ports.errors import EngineDown, LimitReached
+from lucius.ports.errors import EngineDown, LedgerError, LimitReached
 from lucius.ports.inbox import Inbox, Letter
 from lucius.ports.ledger import Ledger, Reader
 from lucius.service.jobs import Inputs, Jobs
@@ -47,7 +48,8 @@ GRACE_MS = 5_000
 COALESCE_SECONDS = 0.4
 """A hand-over can wait this long for the callback that mostly follows: one signal instead of two."""
 COUNTERS_MS = 50
-MOST_UNREAD = 200
+CLAIM_MS: Millis = 30_000  # more than it takes to publish
+MOST_UNREAD, MOST_PAGES = 200, 500
 MOST_REMEMBERED = 10_000
 LONGEST_PAUSE_MS: Millis = 300_000
 
@@ -63,10 +65,13 @@ class Repeats:
         self._first_ms = first_ms
         self._next: dict[str, tuple[Instant, Millis]] = {}
 
-    def is_due(self, name: str, now: Instant) -> bool:
-        """Whether it is time; if so, it counts as said."""
-        at, pause = self._next.pop(name, (0, self._first_ms // 2))
+    def is_due(self, name: str, now: Instant, *, mark: bool = True) -> bool:
+        """Whether it is time; if so, it counts as said, unless that is to be marked later."""
+        at, pause = self._next.get(name, (0, self._first_ms // 2))
         due = now >= at
+        if not mark:
+            return due
+        self._next.pop(name, None)
         self._next[name] = (now + 2 * pause, min(2 * pause, LONGEST_PAUSE_MS)) if due else (at, pause)
         while len(self._next) > MOST_REMEMBERED:
             del self._next[next(iter(self._next))]
@@ -100,13 +105,14 @@ class TemporalJobs(Jobs):
         self._on_repair = on_repair
         self._refuses_when_down = refuses_when_down
         self._counters: tuple[Instant, dict[str, int]] = 0, {}
-        self._told, self._asked = Repeats(), Repeats(first_ms=60_000)
+        self._told, self._looked, self._asked = Repeats(), Repeats(), Repeats(first_ms=60_000)
         self._handed_over: dict[str, list[Happened]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def create(self, inputs: Sequence[Input]) -> Decision:
         """The job is durable as QUEUED, which is also the intent to start its workflow: until it has, it is due."""
-        if self._refuses_when_down and self._workflows.down:
+        ours = any(isinstance(one, Submit) and one.engine == TEMPORAL for one in inputs)
+        if ours and self._refuses_when_down and self._workflows.down:
             raise EngineDown(f"Temporal: {self._workflows.down}")
         decision = await super().create(inputs)
         if decision.job.engine == TEMPORAL:
@@ -127,8 +133,10 @@ class TemporalJobs(Jobs):
         if view.job.engine != TEMPORAL:
             return await super().apply(job_id, inputs, step_id)
         if all(isinstance(one, Clockwork) for one in happened):
-            await self._see_to(view)
-            await self._repair(view, happened)
+            if not self._workflows.down:
+                with suppress(EngineDown, NoWorkflow):  # then it is for a later look; others must not wait for it
+                    await self._see_to(view)
+                    await self._repair(view, happened)
             return _unchanged(view, Ignored("the job's workflow minds this"))
         if not view.job.live and not any(isinstance(one, Reviving) for one in happened):
             return await super().apply(job_id, inputs, step_id)
@@ -150,12 +158,20 @@ class TemporalJobs(Jobs):
     async def read_inbox(self) -> int:
         """Tell what those did not who died after they had put it in, or while Temporal was away. How many there were
         to tell: what was told waits for its workflow, and is told again ever more seldom."""
-        now = self._clock.now()
-        letters = await self._inbox.unread(now - GRACE_MS, MOST_UNREAD)
-        due = [letter for letter in letters if self._told.is_due(letter.letter_id, now)]
-        for letter in due:
-            await self._deliver(letter)
-        return len(due)
+        now, told = self._clock.now(), 0
+        last: Letter | None = None
+        for _ in range(MOST_PAGES):
+            letters = await self._inbox.unread(now - GRACE_MS, MOST_UNREAD, last)
+            for letter in letters:
+                is_claim = CLAIM in letter.letter_id and letter.at >= now - CLAIM_MS
+                if not is_claim and self._told.is_due(letter.letter_id, now, mark=False):
+                    await self._deliver(letter)
+                    self._told.is_due(letter.letter_id, now)
+                    told += 1
+            if len(letters) < MOST_UNREAD:
+                break
+            last = letters[-1]
+        return told
 
     async def compare_all(self) -> int:
         """Workflows that run though the ledger does not know their jobs, or takes them for ended, are told to look.
@@ -200,13 +216,8 @@ class TemporalJobs(Jobs):
     async def _see_to(self, view: JobView) -> None:
         """A job that waits to be started, or whose clock rang a while ago."""
         job, now = view.job, self._clock.now()
-        if not job.live:
-            return
-        if job.status is JobStatus.QUEUED:
-            if job.created_at + GRACE_MS < now:
-                await self._workflows.start(job)
-                self._repaired("a job's workflow was never started", job)
-        elif max(job.due_at or 0, job.updated_at) + GRACE_MS < now:
+        since = job.created_at if job.status is JobStatus.QUEUED else max(job.due_at or 0, job.updated_at)
+        if job.live and since + GRACE_MS < now and self._looked.is_due(job.job_id, now):
             await self.look_after(job)
 
     async def _repair(self, view: JobView, happened: tuple[Input, ...]) -> None:
@@ -242,7 +253,12 @@ class TemporalJobs(Jobs):
         letter = letter_of(view.job.job_id, happened, self._clock.now())
         if not (await self._inbox.put([letter]))[0]:
             return _unchanged(view, Ignored("this attempt does not wait to be handed over"))
-        weighed = await self.weigh(view.job.job_id, happened, step_id, fresh=True)
+        try:
+            weighed = await self.weigh(view.job.job_id, happened, step_id, fresh=True)
+        except LedgerError:  # it surely was not given out
+            with suppress(LedgerError):
+                await asyncio.shield(self._inbox.throw_away([letter.letter_id]))
+            raise
         if not isinstance(weighed.reply, Applied):
             await self._inbox.throw_away([letter.letter_id])
             return weighed

@@ -133,13 +133,16 @@ class _Connection:
         self._address = address
         self._runtime = measured(metrics) if metrics else None
         self._client: Client | None = None
-        self._turn = asyncio.Lock()
+        self._trying: asyncio.Task[Client] | None = None
 
     async def __call__(self) -> Client:
-        async with self._turn:
-            if self._client is None:
-                self._client = await connect(self._address, self._runtime)
+        """Whoever comes while one tries hears what became of that: those who wait in a row would each try again."""
+        if self._client is not None:
             return self._client
+        if self._trying is None or self._trying.done():
+            self._trying = asyncio.create_task(connect(self._address, self._runtime))
+        self._client = await asyncio.shield(self._trying)
+        return self._client
 
 
 def measured(address: str) -> Runtime:

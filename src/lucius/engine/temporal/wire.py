@@ -44,6 +44,15 @@ def letter_of(job_id: str, said: Sequence[Input], at: Instant) -> Letter:
     return Letter(f"{job_id}/{hashlib.sha256(packed).hexdigest()[:32]}", job_id, packed.decode(), at)
 
 
+CLAIM = "/claim-"
+
+
+def claim_of(job_id: str, handed_over: Input, at: Instant) -> Letter:
+    """Of who is about to publish: while that is under way, nobody else is to tell of it."""
+    letter = letter_of(job_id, [handed_over], at)
+    return Letter(letter.letter_id.replace("/", CLAIM), job_id, letter.body, at)
+
+
 def packed_letter(letter: Letter) -> list[Happened]:
     said = msgspec.json.decode(letter.body, type=list[Happened])
     return [Happened(happened.kind, happened.body, letter.letter_id) for happened in said]
@@ -127,6 +136,8 @@ class Projected(Struct, frozen=True, omit_defaults=True):
 
     full: Cap | None = None
     ledger: Loaded | None = None
+    taken: bool = False
+    """Another job has its idempotency key."""
     decided: str = ""
 
 

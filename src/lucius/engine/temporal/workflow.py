@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from msgspec.structs import replace
 
     from lucius.core.decide import decide_all
-    from lucius.core.decision import Applied, CallbackReply, Decision, Env, JobView, MissingSteps
+    from lucius.core.decision import Applied, CallbackReply, Decision, Env, JobView, MissingSteps, Refused
     from lucius.core.inputs import DeadlinePassed, Input, Start
     from lucius.core.model import NEVER, Disposition, Instant, JobStatus, OutboxRow, OutboxStatus, StepStatus
     from lucius.core.protocol import HTTP_SERVICE, WEBHOOK_SERVICE
@@ -47,6 +47,8 @@ with workflow.unsafe.imports_passed_through():
     )
 
 LOOK_AGAIN_MS = 1_000
+GAP_MS = 5_000
+MOST_ACTS = 8
 MOST_REMEMBERED = 200
 LONGEST_TIMER_MS = 30 * 86_400_000
 MOST_AT_ONCE = 10
@@ -84,12 +86,12 @@ class JobWorkflow:
         self._ids = 0
         self._view: JobView | None = None
         self._waiting: deque[_Waiting] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[bool]] = set()
         self._leases: set[str] = set()
         """Attempts that are being published or called out for."""
         self._timer: asyncio.Task[None] | None = None
         self._rings_at: Instant | None = None
-        self._in_doubt = False
+        self._in_doubt, self._doubts, self._gone = False, 0, False
         self._read: dict[str, None] = {}
         """Letters that are in the history already, the last of them."""
         self._still_there: dict[str, None] = {}
@@ -109,11 +111,15 @@ class JobWorkflow:
             self._waiting.appendleft(_Waiting(Start()))
         self._take_up(loaded)
         while True:
-            while self._has_work():
+            while self._has_work() and not self._gone:
                 if self._in_doubt:
                     await self._compare()
                 else:
                     await self._turn()
+            if self._gone:
+                _tell(self._waiting, Answer(packed_replies((Refused("JOB_NOT_FOUND", "the job is gone"),))))
+                await workflow.wait_condition(workflow.all_handlers_finished)
+                return "GONE"
             if not self._job.job.live and not self._tasks and workflow.all_handlers_finished():
                 return self._end()
             if self._may_begin_anew():
@@ -184,14 +190,14 @@ class JobWorkflow:
     async def _turn(self) -> None:
         """One decision, and what follows from it."""
         batch = self._next_batch()
-        if batch and batch[0].act_id and batch[0].act_id == self._job.job.last_act:  # by a task that was lost
+        if batch and batch[0].act_id and batch[0].act_id in self._job.job.recent_acts:  # by a task that was lost
             _tell(batch, Answer(packed_replies((Applied(),))))
             return
         self._ids = 0
         now = max(_now(), self._job.job.updated_at)
         inputs: list[Input] = [waiting.happened for waiting in batch]
         if not batch and is_due(self._job.job, now):
-            inputs.append(DeadlinePassed())
+            inputs.append(DeadlinePassed(self._resumed_at(now)))
         try:
             decision = decide_all(self._job, inputs, now, self._env)
         except MissingSteps as missing:
@@ -201,7 +207,8 @@ class JobWorkflow:
         if batch and batch[0].again and self._is_old_news(batch[0], decision):
             decision = decide_all(self._job, (), now, self._env)
         if batch and batch[0].act_id:
-            decision = replace(decision, job=replace(decision.job, last_act=batch[0].act_id))
+            acts = (*decision.job.recent_acts, batch[0].act_id)[-MOST_ACTS:]
+            decision = replace(decision, job=replace(decision.job, recent_acts=acts))
         letters = (*(waiting.letter for waiting in batch if waiting.letter), *self._still_there)
         self._still_there.clear()
         if decision.changes or letters:
@@ -219,6 +226,11 @@ class JobWorkflow:
             self._looks_again_at = now + LOOK_AGAIN_MS  # nothing came of it: time alone may change that
         for waiting, reply in zip(batch, decision.replies, strict=False):
             _tell([waiting], Answer(packed_replies((reply,))))
+
+    def _resumed_at(self, now: Instant) -> Instant:
+        """A clock that is heard long after it rang means that nobody was at work: no service is to blame for that."""
+        late = now - (self._job.job.due_at or now)
+        return now if late > GAP_MS else 0
 
     def _is_old_news(self, waiting: _Waiting, decision: Decision) -> bool:
         """A duplicate only of itself, as the ledger has it from a task that was lost. If it was said twice, the second
@@ -308,13 +320,22 @@ class JobWorkflow:
             for waiting in self._waiting:
                 waiting.again = True
             return
+        if view is None and not known.job.live:  # dropped, as what has ended may be
+            self._gone = True
+            return
         decision = restored(known, view, max(_now(), known.job.updated_at), self._env)
         again = await self._project(decision, ())
-        if again.ledger is None:
+        if again.taken:
+            workflow.logger.error("another job has this job's key by now: it can't be told to the ledger anew")
+            self._gone = True
+        elif again.ledger is None:
             workflow.logger.warning("the ledger was behind and has been told anew")
+            self._doubts = 0
             self._went_on(decision)
-        else:
-            self._in_doubt = True  # somebody was faster
+        else:  # somebody was faster
+            self._doubts = min(self._doubts + 1, 6)
+            await workflow.sleep(2.0**self._doubts)
+            self._in_doubt = True
 
     def _take_up(self, view: JobView) -> None:
         """What was decided before, by whoever it was, and may not have been seen to."""
@@ -349,24 +370,27 @@ class JobWorkflow:
         elif self._begin.publishes:
             self._keep(self._publish(what), what)
 
-    def _keep(self, work: Coroutine[Any, Any, None], what: HandOver) -> None:
+    def _keep(self, work: Coroutine[Any, Any, bool], what: HandOver) -> None:
+        """Work that came to nothing met a paused job: should that have been resumed meanwhile, it is begun anew."""
         self._leases.add(what.lease_id)
         task = asyncio.create_task(work)
         self._tasks.add(task)
 
-        def over(done: "asyncio.Task[None]") -> None:
+        def over(done: "asyncio.Task[bool]") -> None:
             self._tasks.discard(done)
             self._leases.discard(what.lease_id)
+            if not done.cancelled() and done.exception() is None and not done.result():
+                self._take_up(self._job)
 
         task.add_done_callback(over)
 
-    async def _publish(self, what: HandOver) -> None:
+    async def _publish(self, what: HandOver) -> bool:
         """At once if the bus takes it; else by an activity that Temporal repeats until it does."""
         try:
-            outcome: Happened = await workflow.execute_local_activity(
+            outcome: list[Happened] = await workflow.execute_local_activity(
                 "publish_to_bus",
                 what,
-                result_type=Happened,
+                result_type=list[Happened],
                 start_to_close_timeout=PUBLISH_SECONDS,
                 retry_policy=ONCE,
             )
@@ -374,26 +398,28 @@ class JobWorkflow:
             outcome = await workflow.execute_activity(
                 "publish_to_bus",
                 what,
-                result_type=Happened,
+                result_type=list[Happened],
                 start_to_close_timeout=LEDGER_SECONDS,
                 retry_policy=PATIENT,
             )
-        self._hear([outcome])
+        self._hear(outcome)
+        return bool(outcome)
 
-    async def _call(self, what: HandOver) -> None:
+    async def _call(self, what: HandOver) -> bool:
         """Should whoever calls die with it, the attempt ends by its lease, as any does."""
         try:
-            outcome: Happened = await workflow.execute_activity(
+            outcome: list[Happened] = await workflow.execute_activity(
                 "external_call",
                 what,
-                result_type=Happened,
+                result_type=list[Happened],
                 start_to_close_timeout=CALL_SECONDS,
                 heartbeat_timeout=HEARTBEAT_SECONDS,
                 retry_policy=PATIENT,
             )
         except ActivityError:
-            return
-        self._hear([outcome])
+            return True
+        self._hear(outcome)
+        return bool(outcome)
 
     # Time
 

@@ -1,8 +1,9 @@
 """Temporal, as the API needs it: start a job's workflow, tell it something, or ask it to do something."""
 
 import asyncio
+import random
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -38,7 +39,7 @@ PROBE_SECONDS = timedelta(seconds=1)
 ACT_SECONDS = timedelta(seconds=30)
 MOST_LOST_TASKS = 5
 
-RUNNING = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running'"
+RUNNING = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running' AND TaskQueue = '{{}}'"
 
 
 class NoWorkflow(Exception):
@@ -63,6 +64,7 @@ class Workflows:
     ) -> None:
         self._connect = connect
         self._client: Client | None = None
+        self._connecting: asyncio.Task[Client] | None = None
         self._task_queue = task_queue
         self._begin = begin
         self._searchable = searchable
@@ -77,7 +79,7 @@ class Workflows:
     async def start(self, job: Job) -> None:
         """Unless it runs. Raises EngineDown."""
         client = await self._connected()
-        await self._in_words(
+        await self._soon(
             client.start_workflow(
                 WORKFLOW,
                 self._argument(job),
@@ -95,9 +97,7 @@ class Workflows:
         """Durably. Raises NoWorkflow or EngineDown: soon, if it was down a moment ago, so that no requests pile up."""
         client = await self._connected()
         handle = client.get_workflow_handle(job_id)
-        patience = PROBE_SECONDS if self.down else CALL_SECONDS
-        telling = handle.signal(signal, list(said), rpc_timeout=patience)
-        await self._in_words(asyncio.wait_for(telling, patience.total_seconds()))  # the SDK tries for longer than that
+        await self._soon(handle.signal(signal, list(said), rpc_timeout=CALL_SECONDS))
 
     async def act(self, job: Job, asked: Happened) -> Answer:
         """Answered when it is in the ledger; started for it if need be. Raises EngineDown.
@@ -106,11 +106,12 @@ class Workflows:
         ledger may have it by then: asked again under the same name, it is done once.
         """
         act_id = uuid.uuid4().hex
-        for _ in range(MOST_LOST_TASKS):
+        for tries in range(MOST_LOST_TASKS):
             try:
                 return await self._ask(job, asked, act_id)
-            except _TaskLost as lost:
+            except (_TaskLost, NoWorkflow) as lost:
                 log.info("an act is asked for again: its task was lost", job_id=job.job_id, reason=str(lost))
+                await asyncio.sleep(random.uniform(0.5, 1) * 0.05 * 2**tries)
         raise EngineDown(f"Temporal: an act was lost {MOST_LOST_TASKS} times")
 
     async def _ask(self, job: Job, asked: Happened, act_id: str) -> Answer:
@@ -139,7 +140,7 @@ class Workflows:
         """Asking leaves no trace in its history. Raises EngineDown."""
         client = await self._connected()
         try:
-            about = await self._in_words(client.get_workflow_handle(job_id).describe(rpc_timeout=CALL_SECONDS))
+            about = await self._soon(client.get_workflow_handle(job_id).describe(rpc_timeout=CALL_SECONDS))
         except NoWorkflow:
             return False
         return about.status is WorkflowExecutionStatus.RUNNING
@@ -147,8 +148,8 @@ class Workflows:
     async def running(self) -> AsyncIterator[str]:
         """The jobs whose workflows run, as far as Temporal's index knows. Raises EngineDown."""
         client = await self._connected()
-        found = client.list_workflows(RUNNING, page_size=1_000, rpc_timeout=CALL_SECONDS)
-        while (workflow := await self._in_words(anext(found, None))) is not None:
+        found = client.list_workflows(RUNNING.format(self._task_queue), page_size=1_000, rpc_timeout=CALL_SECONDS)
+        while (workflow := await self._soon(anext(found, None))) is not None:
             yield workflow.id
 
     async def check(self) -> None:
@@ -156,16 +157,28 @@ class Workflows:
         try:
             client = await self._connected()
             asked = DescribeNamespaceRequest(namespace=client.namespace)
-            await self._in_words(client.workflow_service.describe_namespace(asked, timeout=CALL_SECONDS))
+            await self._soon(client.workflow_service.describe_namespace(asked, timeout=CALL_SECONDS))
         except (EngineDown, NoWorkflow) as error:
             log.debug("Temporal does not answer", reason=str(error))
 
     async def _connected(self) -> Client:
-        if self._client is None:
-            client = await self._in_words(self._connect())
-            self._searchable = self._searchable and await self._in_words(make_searchable(client))
-            self._client = client
-        return self._client
+        """All who come meanwhile wait for the same try, and not for longer than for any answer. Raises EngineDown."""
+        if self._client is not None:
+            return self._client
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.create_task(self._connect_anew())
+            self._connecting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._connecting), self._patience())
+        except TimeoutError:
+            self.down = "no answer"
+            raise EngineDown("Temporal does not answer") from None
+
+    async def _connect_anew(self) -> Client:
+        client = await self._in_words(self._connect())
+        self._searchable = self._searchable and await self._in_words(make_searchable(client))
+        self._client = client
+        return client
 
     def _argument(self, job: Job) -> Begin:
         return replace(self._begin, job_id=job.job_id, searchable=self._searchable)
@@ -181,6 +194,14 @@ class Workflows:
                 SearchAttributePair(LANE, job.routing.lane),
             ]
         )
+
+    def _patience(self) -> float:
+        """Short if it was down a moment ago, so that no requests pile up."""
+        return (PROBE_SECONDS if self.down else CALL_SECONDS).total_seconds()
+
+    async def _soon(self, asked: Coroutine[Any, Any, T]) -> T:
+        """The SDK tries for longer than a call's own time."""
+        return await self._in_words(asyncio.wait_for(asked, self._patience()))
 
     async def _in_words(self, asked: Awaitable[T]) -> T:
         try:
