@@ -211,9 +211,10 @@ class Dispatcher:
         """Whether it was at its cap lately."""
         return service in self._capped
 
-    async def has_room(self, service: str) -> bool:
+    async def has_room(self, service: str, on_its_way: int = 0) -> bool:
+        """Whether another of its directives may be un-ACKed, beside those that no counter knows of yet."""
         unacked = (await self._reader.counters()).get(unacked_counter(service), 0)
-        return unacked < self._max_unacked
+        return unacked + on_its_way < self._max_unacked
 
     async def _room(self, service: str) -> int:
         """How many more of its directives may be un-ACKed. Asked only of a service that was at its cap lately."""

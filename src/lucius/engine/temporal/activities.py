@@ -36,6 +36,7 @@ log = structlog.get_logger(__name__)
 HEARTBEAT_SECONDS = 10.0
 LONGEST_WAIT = 5.0
 PICKED_UP_WITHIN = 60.0
+ON_ITS_WAY_MS = 30_000
 
 
 class Activities:
@@ -62,6 +63,7 @@ class Activities:
         self._exchange = exchange
         self._clock = clock
         self._unreleased: set[str] = set()
+        self._on_its_way: dict[str, tuple[str, Instant]] = {}
 
     @activity.defn(name="load_job")
     async def load_job(self, job_id: str) -> Loaded:
@@ -98,6 +100,8 @@ class Activities:
         elif (found_instead := await self.compare(job)).ledger is not None:
             return found_instead  # what we take for old news may be news to the ledger, which is ahead
         if projection.letters:
+            for letter_id in projection.letters:
+                self._on_its_way.pop(letter_id, None)
             await self._inbox.throw_away(projection.letters)
         return Projected(decided=projection.decided)
 
@@ -120,12 +124,13 @@ class Activities:
         if self._publisher is None:
             raise _not_now("NoBus", "LUCIUS_BUS_URL is one that services pull from, and was not when this job began")
         handed_over = HandedOver(what.step_id, what.attempt_no, what.lease_id)
-        if not await self._dispatcher.has_room(what.service):
-            raise _not_now("WindowFull", f"{what.service} has as many un-ACKed directives as it may have")
         claim = claim_of(what.job_id, handed_over, self._clock.now())
         if not await self._claimed(claim):
             return [pack(handed_over, claim.letter_id)]
         try:
+            if not await self._has_room(what, claim):
+                await self._release(claim)
+                raise _not_now("WindowFull", f"{what.service} has as many un-ACKed directives as it may have")
             decision, held = await self._about_to_hand_over(what, handed_over)
             directive = await self._dispatcher.directive(what, decision) if decision is not None else None
             if held or directive is None:
@@ -161,7 +166,16 @@ class Activities:
         self._unreleased.discard(claim.letter_id)
         return new or ours
 
+    async def _has_room(self, what: HandOver, claim: Letter) -> bool:
+        """With what this process published and has not seen in the ledger yet; not with what others have on its way."""
+        now = self._clock.now()
+        self._on_its_way = {x: way for x, way in self._on_its_way.items() if way[1] > now - ON_ITS_WAY_MS}
+        waiting = sum(service == what.service for service, _ in self._on_its_way.values())
+        self._on_its_way[claim.letter_id] = what.service, now  # before anybody else counts
+        return await self._dispatcher.has_room(what.service, waiting)
+
     async def _release(self, claim: Letter) -> None:
+        self._on_its_way.pop(claim.letter_id, None)
         self._unreleased.add(claim.letter_id)
         try:
             await asyncio.shield(self._inbox.throw_away([claim.letter_id]))
