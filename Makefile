@@ -55,6 +55,8 @@ soak: setup  ## long simulation and kill runs
 	$(BIN)/python -m tests.e2e.kill_soak --minutes $(MINUTES)
 	$(BIN)/python -m tests.e2e.replica_soak --minutes $(MINUTES)
 	$(BIN)/python -m tests.e2e.kit_soak
+	$(BIN)/python -m tests.temporal.twin_soak --minutes $(MINUTES)
+	$(BIN)/python -m tests.temporal.storm_soak --minutes $(MINUTES)
 
 schemas: .venv/.done  ## write the published schemas; refuses a change that is not additive
 	$(BIN)/python -m scripts.schemas

@@ -22,10 +22,14 @@ SLOW = (
     "tests/e2e/test_long_step.py",
     "tests/e2e/test_shipped_conformance.py",
     "tests/e2e/test_replicas.py",
+    "tests/temporal/test_migration.py",
+    "tests/temporal/test_storm.py",
+    "tests/temporal/test_signals.py",
     "tests/e2e/test_new_service.py",
     "tests/e2e/test_kill.py",
     "tests/e2e/",
     "tests/unit/conformance_kit/",
+    "tests/temporal/",
 )
 
 NO_POSTGRES = "PostgreSQL is not installed: scripts/test_servers.sh installs it on Debian, as root"

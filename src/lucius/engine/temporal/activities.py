@@ -8,9 +8,10 @@ import structlog
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
+from lucius.contract import Directive
 from lucius.core.decision import Applied, Decision, JobView
 from lucius.core.inputs import Cap, Failed, HandedOver, HandOverFailed, Succeeded
-from lucius.core.model import ErrorInfo, Instant, Job, Step, StepStatus
+from lucius.core.model import TIMED_OUT, ErrorInfo, Instant, Job, Step, StepStatus
 from lucius.engine.exchange import Exchange, failed_by
 from lucius.engine.temporal.parts import Wanted, first_part, next_part
 from lucius.engine.temporal.wire import HandOver, Happened, Loaded, Projected, Projection, claim_of, pack
@@ -37,6 +38,7 @@ HEARTBEAT_SECONDS = 10.0
 LONGEST_WAIT = 5.0
 PICKED_UP_WITHIN = 60.0
 ON_ITS_WAY_MS = 30_000
+GAP_MS = 5_000
 
 
 class Activities:
@@ -84,6 +86,8 @@ class Activities:
             if view is None:
                 return Projected(ledger=Loaded())
             protocol = view.protocol
+        if projection.changes and self._is_overtaken(projection):
+            return Projected(away=self._clock.now())
         if projection.changes:
             try:
                 await self._ledger.commit(projection.decision(protocol))
@@ -104,6 +108,13 @@ class Activities:
                 self._on_its_way.pop(letter_id, None)
             await self._inbox.throw_away(projection.letters)
         return Projected(decided=projection.decided)
+
+    def _is_overtaken(self, projection: Projection) -> bool:
+        """Whether attempts would end by a time that passed while the ledger was away, when nobody could be heard."""
+        decided_at = projection.job.updated_at
+        ended = [*(step.attempt for step in projection.steps), *(ended.attempt for ended in projection.attempts)]
+        by_time = any(one.outcome in TIMED_OUT and one.ended_at == decided_at for one in ended)
+        return by_time and self._clock.now() - decided_at > GAP_MS
 
     @activity.defn(name="compare")
     async def compare(self, job: Job) -> Projected:
@@ -128,36 +139,39 @@ class Activities:
         if not await self._claimed(claim):
             return [pack(handed_over, claim.letter_id)]
         try:
-            if not await self._has_room(what, claim):
-                await self._release(claim)
-                raise _not_now("WindowFull", f"{what.service} has as many un-ACKed directives as it may have")
-            decision, held = await self._about_to_hand_over(what, handed_over)
-            directive = await self._dispatcher.directive(what, decision) if decision is not None else None
-            if held or directive is None:
-                await self._release(claim)
-                return [] if held else [pack(handed_over)]
+            directive, held = await self._about_to_publish(what, handed_over, claim)
+        except BaseException:  # cut off, too: it surely has not left us
+            await self._release(claim)
+            raise
+        if directive is None:
+            await self._release(claim)
+            return [] if held else [pack(handed_over)]
+        try:
             await self._publisher.publish(what.topic, directive)
+        except BusDown as down:
+            await self._release(claim)
+            raise _not_now("BusDown", str(down)) from down
         except MessageRefused as refused:
             error = ErrorInfo("HANDOVER_FAILED", str(refused))
             return [pack(HandOverFailed(what.step_id, what.attempt_no, what.lease_id, error), claim.letter_id)]
         except OutcomeUnknown:
             log.warning("handover outcome unknown, counts as handed over", job_id=what.job_id, step_id=what.step_id)
-        except BusDown as down:
-            await self._release(claim)
-            raise _not_now("BusDown", str(down)) from down
-        except LedgerError:
-            await self._release(claim)
-            raise
         return [pack(handed_over, claim.letter_id)]
 
-    async def _about_to_hand_over(self, what: HandOver, handed_over: HandedOver) -> tuple[Decision | None, bool]:
-        """What that would lead to, unless it is fenced; and whether the job is paused. As it is after the claim: a
+    async def _about_to_publish(
+        self, what: HandOver, handed_over: HandedOver, claim: Letter
+    ) -> tuple[Directive | None, bool]:
+        """The directive, unless the attempt is fenced; and whether the job is paused. As things are after the claim: a
         letter is thrown away after the commit that it led to, which whoever puts it in anew must see."""
+        if not await self._has_room(what, claim):
+            raise _not_now("WindowFull", f"{what.service} has as many un-ACKed directives as it may have")
         _, step = await self._find(what)
         if step is None or step.attempt.held:
             return None, step is not None
         decision = await self._jobs.weigh(what.job_id, (handed_over,), what.step_id, fresh=True)
-        return decision if isinstance(decision.reply, Applied) else None, False
+        if not isinstance(decision.reply, Applied):
+            return None, False
+        return await self._dispatcher.directive(what, decision), False
 
     async def _claimed(self, claim: Letter) -> bool:
         """Whether it is ours to publish: also if we could not take back a claim on what surely was not published."""

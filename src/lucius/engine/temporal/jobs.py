@@ -165,7 +165,7 @@ class TemporalJobs(Jobs):
             for letter in letters:
                 is_claim = CLAIM in letter.letter_id and letter.at >= now - CLAIM_MS
                 if not is_claim and self._told.is_due(letter.letter_id, now, mark=False):
-                    await self._deliver(letter)
+                    await self._try_to_deliver(letter)
                     self._told.is_due(letter.letter_id, now)
                     told += 1
             if len(letters) < MOST_UNREAD:
@@ -193,6 +193,16 @@ class TemporalJobs(Jobs):
     def _repaired(self, what: str, job: Job) -> None:
         self._on_repair("workflow")
         log.warning("drift repaired", what=what, job_id=job.job_id, status=str(job.status))
+
+    async def _try_to_deliver(self, letter: Letter) -> None:
+        """One that can't be told must not keep those behind it from being told. Raises EngineDown if none can be."""
+        try:
+            await self._deliver(letter)
+        except (EngineDown, NoWorkflow) as error:
+            await self._workflows.check()
+            if self._workflows.down:
+                raise EngineDown(self._workflows.down) from error
+            log.error("a letter can't be told", letter_id=letter.letter_id, job_id=letter.job_id, reason=str(error))
 
     async def _deliver(self, letter: Letter) -> None:
         view = await self._ledger.load(letter.job_id, fresh=True)

@@ -138,6 +138,8 @@ class Projected(Struct, frozen=True, omit_defaults=True):
     ledger: Loaded | None = None
     taken: bool = False
     """Another job has its idempotency key."""
+    away: Instant = 0
+    """Until when the ledger was, while time passed that would be held against services."""
     decided: str = ""
 
 

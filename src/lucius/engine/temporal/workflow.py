@@ -92,6 +92,7 @@ class JobWorkflow:
         self._timer: asyncio.Task[None] | None = None
         self._rings_at: Instant | None = None
         self._in_doubt, self._doubts, self._gone = False, 0, False
+        self._away_until: Instant = 0
         self._read: dict[str, None] = {}
         """Letters that are in the history already, the last of them."""
         self._still_there: dict[str, None] = {}
@@ -194,7 +195,7 @@ class JobWorkflow:
             _tell(batch, Answer(packed_replies((Applied(),))))
             return
         self._ids = 0
-        now = max(_now(), self._job.job.updated_at)
+        now = max(_now(), self._job.job.updated_at, self._away_until)  # time stands still while a task lasts
         inputs: list[Input] = [waiting.happened for waiting in batch]
         if not batch and is_due(self._job.job, now):
             inputs.append(DeadlinePassed(self._resumed_at(now)))
@@ -217,6 +218,10 @@ class JobWorkflow:
                 self._waiting.extendleft(reversed(batch))
                 await self._reconcile(found.ledger)
                 return
+            if found.away:
+                self._waiting.extendleft(reversed(batch))
+                self._away_until = found.away
+                return
             if found.full is not None:
                 _tell(batch, Answer(full=found.full))
                 self._heard.difference_update(letters)
@@ -230,7 +235,8 @@ class JobWorkflow:
     def _resumed_at(self, now: Instant) -> Instant:
         """A clock that is heard long after it rang means that nobody was at work: no service is to blame for that."""
         late = now - (self._job.job.due_at or now)
-        return now if late > GAP_MS else 0
+        away, self._away_until = self._away_until, 0
+        return now if away or late > GAP_MS else 0
 
     def _is_old_news(self, waiting: _Waiting, decision: Decision) -> bool:
         """A duplicate only of itself, as the ledger has it from a task that was lost. If it was said twice, the second

@@ -38,6 +38,7 @@ CALL_SECONDS = timedelta(seconds=5)
 PROBE_SECONDS = timedelta(seconds=1)
 ACT_SECONDS = timedelta(seconds=30)
 MOST_LOST_TASKS = 5
+TASK_SECONDS = timedelta(seconds=5)  # after which the tasks of a worker that died are another's
 
 RUNNING = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running' AND TaskQueue = '{{}}'"
 
@@ -88,6 +89,7 @@ class Workflows:
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
                 search_attributes=self._attributes(job),
+                task_timeout=TASK_SECONDS,
                 request_eager_start=self._eager,
                 rpc_timeout=CALL_SECONDS,
             )
@@ -124,6 +126,7 @@ class Workflows:
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             search_attributes=self._attributes(job),
+            task_timeout=TASK_SECONDS,
         )
         update = client.execute_update_with_start_workflow(
             ACT, asked, start_workflow_operation=start, id=act_id, result_type=Answer, rpc_timeout=ACT_SECONDS
