@@ -6,7 +6,7 @@ UV := .uv/bin/uv
 BIN := .venv/bin
 MINUTES ?= 10
 
-.PHONY: setup servers demo dev test check format bench soak schemas docs clean
+.PHONY: setup servers demo dev test test-long check format bench soak schemas docs clean
 
 setup: .venv/.done servers
 
@@ -26,8 +26,11 @@ demo: .venv/.done  ## run the main job, with failures, and print a verdict; ENGI
 dev: .venv/.done  ## the whole stack until Ctrl-C; ENGINE=temporal with Temporal and its web UI
 	$(BIN)/lucius dev $(if $(ENGINE),--engine $(ENGINE))
 
-test: setup  ## every test; many of them wait, so there is one process more than the two cores they are meant for
-	$(BIN)/pytest -n 3 --dist worksteal
+test: setup  ## every test but the long ones; many of them wait, so there is one process more than the two cores they are meant for
+	$(BIN)/pytest -n 3 --dist worksteal -m "not long"
+
+test-long: setup  ## storms, moves and demos of the Temporal engine, four minutes more; CI runs these too
+	$(BIN)/pytest -n 2 --dist worksteal -m long
 
 check: .venv/.done  ## lint, format, types, import rules
 	$(BIN)/ruff check .

@@ -4,6 +4,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import need_postgres
 
 
@@ -27,6 +29,7 @@ def test_every_part_of_the_bench_on_postgresql_runs() -> None:
     assert len(re.findall(r"2 idle replicas, .* of a core", done.stdout)) == 2
 
 
+@pytest.mark.long
 def test_the_bench_of_the_temporal_engine_runs_beside_a_plain_application() -> None:
     done = subprocess.run([sys.executable, "-m", "bench.run_temporal", "--quick"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -39,7 +39,7 @@ class StoppedMachine:
 
     async def apply(self, job_id: str, inputs: Sequence[Input]) -> Any:
         self.ticks += [tick for tick in inputs if isinstance(tick, DeadlinePassed)]
-        return type("Answer", (), {"reply": Ignored("nothing is due")})
+        return type("Answer", (), {"reply": Ignored("nothing is due"), "job": type("Job", (), {"engine": ""})})
 
 
 def test_what_ran_out_while_the_machine_stood_still_is_left_to_the_next_look() -> None:

@@ -1,16 +1,23 @@
 """Ports for servers that tests start, stop and start anew on the same port."""
 
 import contextlib
+import os
 import random
 import socket
 
 # Below the range from which systems give out client ports: otherwise a client that calls a server that is down
-# may be given the very port it calls, and talk to itself.
-PORTS = range(20_000, 32_000)
+# may be given the very port it calls, and talk to itself. Below those of the conformance kit and the demo, and for each
+# process of a test run its own: while a server is down, nobody else may be given its port.
+FIRST, EACH, PROCESSES = 10_000, 1_250, 8
+
+
+def _ports() -> range:
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % PROCESSES
+    return range(FIRST + number * EACH, FIRST + (number + 1) * EACH)
 
 
 def free_port() -> int:
-    for port in random.SystemRandom().sample(PORTS, 100):
+    for port in random.SystemRandom().sample(_ports(), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

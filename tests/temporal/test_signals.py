@@ -403,6 +403,7 @@ def _not_now(answer: Answer) -> None:
     assert int(answer.headers["retry-after"]) >= 1
 
 
+@pytest.mark.long
 async def test_while_temporal_is_away_nothing_is_lost(tmp_path: Path, emptied_postgres_url: str) -> None:
     """Callbacks are refused for now, and told later nevertheless; commands are accepted, and run later."""
     server = TemporalServer(durable=True).start()

@@ -108,6 +108,7 @@ def overwrite(path: Path, at: int, content: bytes) -> None:
 
 def take_back(path: Path, version: int) -> None:
     """To what an older Lucius would have written, from before rows told their tenant apart."""
+    raw(path, "DROP TABLE inbox")
     raw(path, "DROP INDEX outbox_pending")
     raw(path, "ALTER TABLE outbox DROP COLUMN tenant_id")
     (index,) = [statement for statement in MIGRATIONS[0] if "INDEX outbox_pending" in statement]

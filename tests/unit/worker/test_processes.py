@@ -51,6 +51,9 @@ def kept() -> Iterator[Steps]:
     steps = Steps()
     yield steps
     steps.executor.close()
+    deadline = time.monotonic() + 10
+    while not children() <= before and time.monotonic() < deadline:
+        time.sleep(0.01)  # who waits for a process that was busy buries it, in a thread of its own
     assert children() <= before, "no process is left, and no zombie"
 
 
