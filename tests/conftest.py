@@ -32,6 +32,10 @@ SLOW = (
     "tests/temporal/",
 )
 
+# What needs a Temporal server costs minutes: `make test-long`, and CI, run it beside the rest.
+LONG = ("tests/temporal/", "tests/e2e/test_temporal")
+NOT_LONG = "tests/temporal/test_replay.py"
+
 NO_POSTGRES = "PostgreSQL is not installed: scripts/test_servers.sh installs it on Debian, as root"
 
 
@@ -91,9 +95,22 @@ def need_postgres() -> None:
     pytest.skip(NO_POSTGRES)
 
 
+def _set_apart(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before the rest is dealt out, those go that are not asked for."""
+    for item in items:
+        if item.nodeid.startswith(LONG) and not item.nodeid.startswith(NOT_LONG):
+            item.add_marker(pytest.mark.long)
+    asked = config.getoption("markexpr")
+    if asked in ("long", "not long"):
+        away = {item for item in items if (item.get_closest_marker("long") is None) is (asked == "long")}
+        config.hook.pytest_deselected(items=list(away))
+        items[:] = [item for item in items if item not in away]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """All processes of a test run but one start with a share of the slow files, so that none ends long after the others
     and the processors have something to do while those wait."""
+    _set_apart(config, items)
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     files: dict[str, list[pytest.Item]] = {}
     for item in items:

@@ -65,7 +65,6 @@ def test_temporal_runs_the_pasted_job_and_shows_it_and_both_stop(started: list[D
     assert "Traceback" not in dev.said
 
 
-@pytest.mark.long
 def test_temporal_is_started_again_and_knows_what_it_knew(started: list[Dev], tmp_path: Path) -> None:
     dev = Dev(tmp_path, "--port", "0", "--engine", "temporal", "--no-services")
     started.append(dev)
@@ -102,7 +101,6 @@ def test_it_says_what_is_missing(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.long
 def test_the_demo_loses_nothing_either(tmp_path: Path) -> None:
     done = subprocess.run(
         [*LUCIUS, "demo", "--engine", "temporal", "--jobs", "12", "--json"],

@@ -238,7 +238,6 @@ def test_an_old_job_that_failed_is_retried_where_it_began(
     assert workflows(temporal_server, [job_id]) == set()
 
 
-@pytest.mark.long
 def test_the_way_back_leaves_workflows_alone_until_they_have_an_engine_again(
     deployment: Deployment, temporal_server: TemporalServer
 ) -> None:
@@ -269,7 +268,6 @@ def test_the_way_back_leaves_workflows_alone_until_they_have_an_engine_again(
     assert workflows(temporal_server, [*theirs, ours, late]) == set(theirs)
 
 
-@pytest.mark.long
 def test_who_revives_a_workflow_needs_its_engine(deployment: Deployment) -> None:
     deployment.start("temporal")
     job_id = a_failed_job(deployment)
@@ -393,7 +391,6 @@ def fleet(tmp_path: Path, emptied_postgres_url: str, temporal_server: TemporalSe
     made.end()
 
 
-@pytest.mark.long
 def test_replicas_are_moved_one_by_one_and_back_and_nobody_is_refused(
     fleet: Fleet, temporal_server: TemporalServer
 ) -> None:

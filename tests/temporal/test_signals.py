@@ -403,7 +403,6 @@ def _not_now(answer: Answer) -> None:
     assert int(answer.headers["retry-after"]) >= 1
 
 
-@pytest.mark.long
 async def test_while_temporal_is_away_nothing_is_lost(tmp_path: Path, emptied_postgres_url: str) -> None:
     """Callbacks are refused for now, and told later nevertheless; commands are accepted, and run later."""
     server = TemporalServer(durable=True).start()
@@ -425,7 +424,13 @@ async def test_while_temporal_is_away_nothing_is_lost(tmp_path: Path, emptied_po
                 await plane.api.sweep()
                 return bool((await plane.api.job(first))["completed_at"])
 
+            async def started() -> bool:
+                plane.api.clock.advance(5)
+                await plane.api.sweep()
+                return (await plane.api.job(second))["status"] != "QUEUED"
+
             await until(told, "the callback is told by who finds it in the inbox")
+            await until(started, "who sweeps finds the job that waits to be started")
             await plane.do("ocr")
             for job_id in (first, second):
                 job = await plane.ended(job_id)

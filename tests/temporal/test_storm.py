@@ -45,7 +45,6 @@ def forks() -> Iterator[Zygote]:
     started.close()
 
 
-@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_nothing_is_lost_and_nothing_is_applied_twice(
     forks: Zygote, durable: PostgresServer, durable_temporal: TemporalServer, tmp_path: Path
