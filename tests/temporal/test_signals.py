@@ -427,7 +427,7 @@ async def test_while_temporal_is_away_nothing_is_lost(tmp_path: Path, emptied_po
             async def started() -> bool:
                 plane.api.clock.advance(5)
                 await plane.api.sweep()
-                return (await plane.api.job(second))["status"] != "QUEUED"
+                return bool((await plane.api.job(second))["status"] != "QUEUED")
 
             await until(told, "the callback is told by who finds it in the inbox")
             await until(started, "who sweeps finds the job that waits to be started")
