@@ -29,7 +29,7 @@ dev: .venv/.done  ## the whole stack until Ctrl-C; ENGINE=temporal with Temporal
 test: setup  ## every test but the long ones; many of them wait, so there is one process more than the two cores they are meant for
 	$(BIN)/pytest -n 3 --dist worksteal -m "not long"
 
-test-long: setup  ## what runs on a real Temporal server, some minutes more; CI runs it, too
+test-long: setup  ## what runs on a real Temporal server, the conformance kit, fuzzing, the benches; CI runs it, too
 	$(BIN)/pytest -n 2 --dist worksteal -m long
 
 check: .venv/.done  ## lint, format, types, import rules

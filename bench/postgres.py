@@ -37,9 +37,6 @@ class Server:
         ((number,),) = (row.values() for row in self._server.query(statement))
         return int(number)
 
-    def checkpoint(self) -> None:
-        self._server.query("CHECKPOINT")
-
 
 @contextmanager
 def postgres(**settings: str) -> Iterator[Server]:

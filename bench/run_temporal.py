@@ -1,6 +1,6 @@
 """Lucius on Temporal, several times over, and a plain Temporal application in turns with it: medians with their spread.
 
-python -m bench.run_temporal [--runs 3] [--seconds 8] [--inflight 16] [--strict] [--quick] [--stores disk memory]
+python -m bench.run_temporal [--runs 3] [--seconds 8] [--inflight 4 16] [--strict] [--quick] [--stores disk memory]
 
 Each measurement has a new dev server, which keeps what it is told on disk or in memory, and shares the machine's cores
 with all the rest. Bars are ratios within the same run, to the plain application of the same shape; a run below one
@@ -47,19 +47,19 @@ SETTLE_SECONDS = 0.5
 class Sizes(Struct, frozen=True, kw_only=True):
     runs: int
     seconds: float
-    inflight: int
+    inflight: tuple[int, ...]
     stores: tuple[str, ...] = STORES
     peers: bool = True
 
 
-QUICK = Sizes(runs=1, seconds=1.0, inflight=4, stores=("memory",), peers=False)
+QUICK = Sizes(runs=1, seconds=1.0, inflight=(4,), stores=("memory",), peers=False)
 
 
 class Measured(Struct):
     """What was found out about one of them on one store, run by run."""
 
-    one: list[Figures] = field(default_factory=list)
-    many: list[Figures] = field(default_factory=list)
+    rates: dict[int, list[Figures]] = field(default_factory=dict)
+    """By how many jobs were in flight."""
     spent: list[Figures] = field(default_factory=list)
     events: list[float] = field(default_factory=list)
     lags: list[float] = field(default_factory=list)
@@ -71,6 +71,11 @@ class Bench(Struct):
     database: Server | None
     found: dict[tuple[str, str], Measured] = field(default_factory=dict)
     missed: list[str] = field(default_factory=list)
+
+    @property
+    def most(self) -> int:
+        """In flight, and busy with them."""
+        return max(self.sizes.inflight)
 
     def of(self, store: str, name: str) -> Measured:
         return self.found.setdefault((store, name), Measured())
@@ -180,9 +185,9 @@ def peer(bench: Bench, store: str, n: int) -> None:
 def bare(bench: Bench, store: str, n: int) -> None:
     found = bench.of(store, BARE)
     with temporal(bench.folder / f"{store}-bare-{n}", durable=store == "disk") as server:
-        for inflight, figures in ((1, found.one), (bench.sizes.inflight, found.many)):
-            with _spending(found.spent if inflight > 1 else [], {}, server):
-                figures.append(_bare(server, inflight, bench.sizes.seconds))
+        for inflight in (1, *bench.sizes.inflight):
+            with _spending(found.spent if inflight == bench.most else [], {}, server):
+                found.rates.setdefault(inflight, []).append(_bare(server, inflight, bench.sizes.seconds))
         found.events.append(asyncio.run(events_per_job(server.address)))
 
 
@@ -194,10 +199,10 @@ def _bare(server: TemporalServer, inflight: int, seconds: float) -> Figures:
 
 
 def _measure(bench: Bench, found: Measured, running: Stack, server: TemporalServer) -> None:
-    sizes = bench.sizes
-    found.one.append(measure(running.base_url, 1, sizes.seconds, "one"))
-    with _spending(found.spent, running.pids, server):
-        found.many.append(measure(running.base_url, sizes.inflight, sizes.seconds, "many"))
+    for inflight in (1, *bench.sizes.inflight):
+        with _spending(found.spent if inflight == bench.most else [], running.pids, server):
+            figures = measure(running.base_url, inflight, bench.sizes.seconds, f"of-{inflight}")
+        found.rates.setdefault(inflight, []).append(figures)
 
 
 def _lags(bench: Bench, running: Stack) -> list[float]:
@@ -205,7 +210,7 @@ def _lags(bench: Bench, running: Stack) -> list[float]:
     told = ("--base-url", running.base_url, "--api-key", KEY, "--service", LOOKED_AT)
     looker = subprocess.Popen([sys.executable, "-m", "bench.temporal_lag", *told], stdout=subprocess.PIPE)
     try:
-        measure(running.base_url, bench.sizes.inflight, bench.sizes.seconds, "lag")
+        measure(running.base_url, bench.most, bench.sizes.seconds, "lag")
         looker.send_signal(signal.SIGTERM)
         lags: list[float] = json.loads(looker.communicate(timeout=30)[0])
         return lags
@@ -240,25 +245,28 @@ def _cpu_of_ended() -> float:
 def tell(bench: Bench, store: str) -> None:
     print(f"\nTemporal's dev server, which keeps all in {'a file' if store == 'disk' else 'memory'}:")
     names = [name for name in (OURS, SHARED, PLAIN, BARE) if (store, name) in bench.found]
-    rates: dict[str, float] = {}
     for name in names:
-        found = bench.of(store, name)
-        _show(f"{name}, 1 in flight", found.one)
-        rates[name] = _show(f"{name}, {bench.sizes.inflight} in flight", found.many)
+        for inflight, runs in bench.of(store, name).rates.items():
+            _show(f"{name}, {inflight} in flight", runs)
     for name in names:
         _tell_cost(bench.of(store, name), name)
     for name in names:
         if name != OURS:
-            print(f"{rates[OURS] / rates[name]:.2f} times the jobs/s of: {name}")
+            times = (f"{_times(bench, store, name, inflight):.2f}" for inflight in bench.of(store, name).rates)
+            print(f"{', '.join(times)} times the jobs/s of: {name}")
     _tell_bars(bench, store)
 
 
-def _show(name: str, runs: list[Figures]) -> float:
+def _times(bench: Bench, store: str, name: str, inflight: int) -> float:
+    mine, its = (_median(bench.of(store, x).rates[inflight], "jobs_per_second") for x in (OURS, name))
+    return mine / its
+
+
+def _show(name: str, runs: list[Figures]) -> None:
     rates = [run["jobs_per_second"] for run in runs]
     median, p50, p99 = (_median(runs, figure) for figure in ("jobs_per_second", "p50_ms", "p99_ms"))
     spread = f"{min(rates):.1f}-{max(rates):.1f}"
     print(f"{name:<34} {median:>6.1f} jobs/s ({spread:>9})   p50 {p50:>6.0f} ms   p99 {p99:>6.0f} ms", flush=True)
-    return median
 
 
 def _tell_cost(found: Measured, name: str) -> None:
@@ -271,9 +279,10 @@ def _tell_cost(found: Measured, name: str) -> None:
 
 def _tell_bars(bench: Bench, store: str) -> None:
     mine, other = bench.of(store, OURS), bench.of(store, PLAIN)
-    rate, its = (_median(found.many, "jobs_per_second") for found in (mine, other))
-    bench.bar(rate / its >= RATE_BAR, f"{rate / its:.2f} times the plain jobs/s; at least {RATE_BAR}")
-    idle, its = (_median(found.one, "p50_ms") for found in (mine, other))
+    for inflight in bench.sizes.inflight:
+        times = _times(bench, store, PLAIN, inflight)
+        bench.bar(times >= RATE_BAR, f"{times:.2f} times the plain jobs/s, {inflight} in flight; at least {RATE_BAR}")
+    idle, its = (_median(found.rates[1], "p50_ms") for found in (mine, other))
     bench.bar(idle <= its, f"{idle:.0f} ms for a job alone; at most the plain {its:.0f}")
     events, its = (statistics.median(found.events) / STEPS for found in (mine, other))
     bench.bar(events < its, f"{events:.1f} history events per step; fewer than the plain {its:.1f}")
@@ -296,8 +305,8 @@ def in_turns(bench: Bench) -> None:
         for store in bench.sizes.stores:
             for name in turns if n % 2 == 0 else reversed(turns):
                 turns[name](bench, store, n)
-                rate = bench.of(store, name).many[-1]["jobs_per_second"]
-                print(f"run {n + 1}, {store}: {name}: {rate:.1f} jobs/s", flush=True)
+                rates = (runs[-1]["jobs_per_second"] for runs in bench.of(store, name).rates.values())
+                print(f"run {n + 1}, {store}: {name}: {', '.join(f'{rate:.1f}' for rate in rates)} jobs/s", flush=True)
     for store in bench.sizes.stores:
         tell(bench, store)
 
@@ -315,12 +324,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8)
-    parser.add_argument("--inflight", type=int, default=16)
+    parser.add_argument("--inflight", type=int, nargs="+", default=(4, 16))
     parser.add_argument("--stores", nargs="+", choices=STORES, default=STORES)
     parser.add_argument("--strict", action="store_true", help="fail below a bar")
     parser.add_argument("--quick", action="store_true", help="does it still run? The figures mean nothing")
     given = parser.parse_args()
-    chosen = Sizes(runs=given.runs, seconds=given.seconds, inflight=given.inflight, stores=tuple(given.stores))
+    chosen = Sizes(runs=given.runs, seconds=given.seconds, inflight=tuple(given.inflight), stores=tuple(given.stores))
     sizes = QUICK if given.quick else chosen
     with tempfile.TemporaryDirectory() as folder, _database(sizes.peers) as database:
         bench = Bench(Path(folder), sizes, database)

@@ -41,6 +41,24 @@ async def without_trouble(world: World) -> None:
     await _finish(world.api, await world.api.submit())
 
 
+async def answered_at_once(world: World) -> None:
+    """By services that are heard before their signals."""
+    job_id = await world.api.submit(request_type="OCR_EMBEDDING")
+    for service in ("ocr", "embedding"):
+        (await world.api.succeed(await world.api.pull_one(service))).ok()
+    await world.end(job_id)
+
+
+async def said_twice(world: World) -> None:
+    """By a service that is heard before its signals."""
+    job_id = await world.api.submit(request_type="OCR_EMBEDDING")
+    ocr = await world.api.pull_one("ocr")
+    for _ in range(2):
+        (await world.api.succeed(ocr)).ok()
+    (await world.api.succeed(await world.api.pull_one("embedding"))).ok()
+    await world.end(job_id)
+
+
 async def tried_again(world: World) -> None:
     job_id = await world.api.submit()
     (await world.api.fail(await world.api.pull_one(), failure_class="RETRYABLE")).ok()
@@ -114,6 +132,9 @@ async def still_waiting(world: World) -> None:
 
 SCENARIOS: dict[str, Scenario] = {
     "without-trouble": without_trouble,
+    "answered-at-once": answered_at_once,
+    "decided-at-once": answered_at_once,
+    "said-twice": said_twice,
     "tried-again": tried_again,
     "timed-out": timed_out,
     "cancelled": cancelled,
@@ -126,6 +147,8 @@ SCENARIOS: dict[str, Scenario] = {
     "approved": examples.test_a_large_invoice_needs_two_different_people,
     "escalated": examples.test_what_nobody_decides_is_escalated_and_can_be_rejected,
     "map": examples.test_pages_are_read_one_by_one_and_what_failed_is_collected,
+    "map-at-once": examples.test_pages_are_read_one_by_one_and_what_failed_is_collected,
+    "map-decided-at-once": examples.test_pages_are_read_one_by_one_and_what_failed_is_collected,
     "parallel": examples.test_checks_that_all_pass_are_joined,
     "loop": examples.test_a_loop_asks_until_it_is_done,
     "undone": examples.test_a_payment_whose_outcome_is_unknown_is_undone_last_first,

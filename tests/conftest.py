@@ -1,10 +1,13 @@
 """What holds for every test: neither a developer's terminal nor exported settings nor a loaded machine matter."""
 
+import gc
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.support.postgres import PostgresServer, binaries
@@ -32,11 +35,35 @@ SLOW = (
     "tests/temporal/",
 )
 
-# What needs a Temporal server costs minutes: `make test-long`, and CI, run it beside the rest.
-LONG = ("tests/temporal/", "tests/e2e/test_temporal")
+# A Temporal server, the conformance kit and what it finds about whatever ships, which takes hundreds of processes,
+# requests by the thousand to all that the API offers, and the benches cost minutes: `make test-long`, and CI, run them
+# beside the rest.
+LONG = (
+    "tests/temporal/",
+    "tests/e2e/test_temporal",
+    "tests/e2e/test_shipped_conformance.py",
+    "tests/e2e/test_new_service.py",
+    "tests/e2e/test_node_service.py",
+    "tests/e2e/test_openapi_fuzz.py",
+    "tests/e2e/test_bench.py",
+    "tests/unit/conformance_kit/",
+)
 NOT_LONG = "tests/temporal/test_replay.py"
+LONGEST_SECONDS = 300  # after which one of them hangs; hundreds of jobs take that long on a busy machine
+
+HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 NO_POSTGRES = "PostgreSQL is not installed: scripts/test_servers.sh installs it on Debian, as root"
+
+
+@pytest.fixture(autouse=True)
+def process_as_before() -> Iterator[None]:
+    """What a test does to the whole process, by running a command in it for one, is not heard of in the next."""
+    logging, handlers = structlog.get_config(), {number: signal.getsignal(number) for number in HANDLED}
+    yield
+    structlog.configure(**logging)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
@@ -100,6 +127,7 @@ def _set_apart(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(LONG) and not item.nodeid.startswith(NOT_LONG):
             item.add_marker(pytest.mark.long)
+            item.add_marker(pytest.mark.timeout(LONGEST_SECONDS))
     asked = config.getoption("markexpr")
     if asked in ("long", "not long"):
         away = {item for item in items if (item.get_closest_marker("long") is None) is (asked == "long")}
@@ -127,6 +155,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ordered += share + quick[:room]
         quick = quick[room:]
     items[:] = ordered + quick
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests are a large heap: to look for garbage in it each time would stop everything for a moment."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

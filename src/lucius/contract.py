@@ -352,11 +352,12 @@ class EventList(Struct, frozen=True, kw_only=True):
     next_cursor: int | None
 
 
-class OutboxRetried(Struct, frozen=True, kw_only=True):
-    """`retried` jobs got a new attempt; `pending` rows wait in all."""
+class OutboxRetried(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`retried` jobs got a new attempt; `pending` rows wait in all. `message` names what needs no retry."""
 
     retried: int
     pending: int
+    message: str = ""
 
 
 class ServiceBacklog(Struct, frozen=True, kw_only=True):

@@ -104,7 +104,7 @@ async def test_the_cap_on_unacknowledged_directives_holds_over_all_pulls(tmp_pat
         pulled = await asyncio.gather(*(plane.consumer("ocr").pull(4, 0) for _ in range(4)))
         given = [directive for directives in pulled for directive in directives]
         assert len(given) == 5
-        assert (await plane.runtime.store.counters())["unacked/ocr"] == 5
+        assert (await plane.runtime.store.counters("unacked/ocr"))["unacked/ocr"] == 5
         assert await plane.consumer("ocr").pull(10, 0) == []
         waiting_jobs = set(submitted) - {directive.jobId for directive in given}
         assert {(await step_of(plane, job_id)).attempt.attempt_no for job_id in waiting_jobs} == {1}

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from lucius.adapters.bus_redis import group
 from lucius.adapters.bus_redis.address import parse
 from lucius.adapters.bus_redis.consumer import RedisConsumer
 from lucius.adapters.bus_redis.dead_letters import RedisDeadLetters
-from lucius.adapters.bus_redis.publisher import RedisPublisher
+from lucius.adapters.bus_redis.publisher import LATE_SECONDS, RedisPublisher
 from lucius.contract import Directive
 from lucius.core.model import Mode
 from lucius.core.routing import LANES, topic
 from lucius.ports.bus import DeadLetter
 from lucius.ports.errors import BusDown, MessageRefused, OutcomeUnknown
+from tests.support.clock import ManualClock
 from tests.support.cut import cut_line
 from tests.support.redis import RedisServer
+from tests.support.until import until
 from tests.unit.worker.support import directive
 
 IDLE = 0.4
@@ -107,12 +110,6 @@ def die(consumer: RedisConsumer) -> None:
     """As with kill -9: it says nothing more."""
     assert consumer._group._touching is not None
     consumer._group._touching.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SOON):
-        while not condition():  # noqa: ASYNC110 - what is waited for is in another process
-            await asyncio.sleep(0.01)
 
 
 async def pulled(consumer: RedisConsumer, limit: int = 10) -> list[Directive]:
@@ -241,6 +238,15 @@ class TestTrimming:
         for number in range(20):
             await publisher.publish("global-bus-p3", directive(number=number))
         assert bus.length() == 20
+
+    @pytest.mark.parametrize(("seconds", "most"), [(-1, 20), (1, 4)])
+    async def test_it_is_the_clock_of_the_deadlines_that_counts(self, bus: Bus, seconds: int, most: int) -> None:
+        deadline = datetime.fromisoformat(directive().ack_deadline).timestamp()
+        clock = ManualClock(round((deadline + LATE_SECONDS + seconds) * 1000))
+        publisher = bus.publisher(most_waiting=2, now=clock.now)
+        for number in range(20):
+            await publisher.publish("global-bus-p3", directive(number=number))
+        assert most / 2 < bus.length() <= most
 
     async def test_what_somebody_is_at_stays(self, bus: Bus) -> None:
         publisher = bus.publisher(most_waiting=10)
@@ -447,7 +453,7 @@ class TestTrouble:
     async def test_a_redis_that_hangs_costs_nobody_the_work_that_is_at_hand(self, bus: Bus) -> None:
         await bus.publish(1)
         url = f"{bus.server.url}?idle=1.2"
-        busy, idle = bus.consumer(url, call_seconds=0.1), bus.consumer(url, call_seconds=0.1)
+        busy, idle = bus.consumer(url, call_seconds=0.5), bus.consumer(url, call_seconds=0.5)
         (work,) = await pulled(busy)
         await idle.pull(1, 0)
         with bus.server.frozen():
@@ -533,6 +539,16 @@ class TestDeadLetters:
             assert [letter.reason for letter in await letters.take(10, SOON)] == ["X"]
             assert letters._group._touching is not None
             letters._group._touching.stop()
+
+    async def test_a_letter_that_was_let_go_is_another_s_after_a_while(self, bus: Bus) -> None:
+        bus.client.xadd("lucius:dead", {"reason": "X"})
+        first, second = bus.dead_letters(), bus.dead_letters()
+        taken = await first.take(10, 0)
+        first.let_go(taken)
+        assert await first.take(10, 0) == []
+        assert await second.take(10, SOON) == taken
+        await second.settle(taken)
+        assert bus.length("lucius:dead") == 0
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from lucius.core.inputs import Cap
 from lucius.ports.gates import MARK_SECONDS
 from tests.support.cut import cut_line
 from tests.support.redis import RedisServer
+from tests.support.until import until
 
 TENANT, ALL = Cap("jobs/tenant/acme", 5), Cap("jobs", 100)
 WITHIN = 5.0
@@ -72,12 +73,6 @@ async def running(url: str, **options: float) -> AsyncIterator[RedisGate]:
 
 def client_of(server: RedisServer) -> Any:
     return redis.Redis.from_url(server.url)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN):
-        while not condition():  # noqa: ASYNC110 - what is waited for is in another process
-            await asyncio.sleep(0.005)
 
 
 async def marked(gate: RedisGate, *caps: Cap) -> Cap | None:

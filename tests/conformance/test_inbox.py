@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from lucius.ports.inbox import Letter
 from tests.conformance.conftest import FullLedger
 
@@ -37,9 +39,36 @@ async def test_the_oldest_come_first_and_those_that_are_too_young_not_at_all(led
     assert [x.letter_id for x in await ledger.unread(50, 5, first[-1])] == ["a", "d"]
 
 
-async def test_what_was_thrown_away_is_gone_and_may_come_again(ledger: FullLedger) -> None:
+@pytest.mark.parametrize("lazily", [False, True])
+async def test_what_was_thrown_away_is_gone_and_may_come_again(ledger: FullLedger, lazily: bool) -> None:
     await ledger.put([letter("a"), letter("b")])
-    await ledger.throw_away(["a", "never there"])
+    await ledger.throw_away(["a", "never there"], lazily=lazily)
     await ledger.throw_away([])
     assert [x.letter_id for x in await ledger.unread(2_000, 10)] == ["b"]
     assert await ledger.put([letter("a")]) == [True]
+    await ledger.throw_away(["a"], lazily=lazily)
+    assert await ledger.put([letter("a"), letter("b")]) == [True, False]
+    assert await ledger.put([letter("a")]) == [False]
+    assert [x.letter_id for x in await ledger.unread(2_000, 10)] == ["a", "b"]
+
+
+async def test_letters_are_read_by_name_in_the_order_asked_and_each_once(ledger: FullLedger) -> None:
+    a, b, c = letter("j1/a", at=30), letter("j1/b", at=10, body='{"wörd":"\\u0000"}'), letter("j2/c", at=20)
+    await ledger.put([a, b, c])
+    assert await ledger.letters(["j2/c", "j1/a", "never there", "j2/c", "j1/b"]) == [c, a, b]
+    assert await ledger.letters([]) == []
+
+
+async def test_a_letter_that_was_thrown_away_is_not_read_by_name(ledger: FullLedger) -> None:
+    again = letter("j1/a", at=2_000)
+    await ledger.put([letter("j1/a"), letter("j1/b")])
+    await ledger.throw_away(["j1/a"])
+    assert await ledger.letters(["j1/a", "j1/b"]) == [letter("j1/b")]
+    await ledger.put([again])
+    assert await ledger.letters(["j1/a"]) == [again]
+
+
+async def test_a_letter_may_be_announced_whoever_is_there_to_hear_it(ledger: FullLedger) -> None:
+    ledger.announce(["j1/a", "never there"])
+    ledger.announce([])
+    assert await ledger.letters(["j1/a"]) == []

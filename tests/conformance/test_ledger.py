@@ -229,7 +229,7 @@ class TestRefusals:
         assert view.steps == {"ocr": first.steps[0]}
         assert await ledger.attempts("j1") == []
         assert await ledger.quarantined("j1") == []
-        assert await ledger.counters() == {}
+        assert await ledger.counters("") == {}
         assert [event.seq for event in await ledger.events("j1", 0, 10)] == [1, 2]
         assert len(await ledger.pending(PendingQuery(limit=10, now=5_000))) == 1
 
@@ -361,9 +361,18 @@ class TestCounters:
     async def test_counters_move_with_the_commits_and_vanish_at_zero(self, ledger: FullLedger) -> None:
         first = accept("j1", counters={"jobs": 1, "jobs/tenant/acme": 1})
         await commit_all(ledger, first, accept("j2", counters={"jobs": 1}))
-        assert await ledger.counters() == {"jobs": 2, "jobs/tenant/acme": 1}
+        assert await ledger.counters("") == {"jobs": 2, "jobs/tenant/acme": 1}
         await ledger.commit(then(first, counters={"jobs": -1, "jobs/tenant/acme": -1}))
-        assert await ledger.counters() == {"jobs": 1}
+        assert await ledger.counters("") == {"jobs": 1}
+
+    async def test_only_those_asked_for_are_told(self, ledger: FullLedger) -> None:
+        moved = {"jobs": 1, "jobs/tenant/acme": 2, "jobs/mode/REGULAR": 3, "unacked/ocr": 4, "unacked/ocr0": 5}
+        await ledger.commit(accept("j1", counters=moved))
+        assert await ledger.counters() == {}
+        assert await ledger.counters("jobs", "unacked/ocr", "unacked/sis") == {"jobs": 1, "unacked/ocr": 4}
+        assert await ledger.counters("unacked/", "unacked/ocr") == {"unacked/ocr": 4, "unacked/ocr0": 5}
+        assert await ledger.counters("jobs/", "pending/") == {"jobs/tenant/acme": 2, "jobs/mode/REGULAR": 3}
+        assert await ledger.counters("") == moved
 
     async def test_a_cap_admits_up_to_its_limit(self, ledger: FullLedger) -> None:
         caps = (Cap("jobs", 2),)
@@ -372,14 +381,14 @@ class TestCounters:
         with pytest.raises(LimitReached) as refusal:
             await ledger.commit(accept("j3", counters={"jobs": 1}, caps=caps))
         assert (refusal.value.counter, refusal.value.limit) == ("jobs", 2)
-        assert await ledger.counters() == {"jobs": 2}
+        assert await ledger.counters("") == {"jobs": 2}
 
     async def test_a_cap_counts_the_earlier_ones_in_the_same_group(self, ledger: FullLedger) -> None:
         caps = (Cap("jobs", 3),)
         outcomes = await together(ledger, *(accept(f"j{n}", counters={"jobs": 1}, caps=caps) for n in range(5)))
         assert outcomes[:3] == [None] * 3
         assert all(isinstance(outcome, LimitReached) for outcome in outcomes[3:])
-        assert await ledger.counters() == {"jobs": 3}
+        assert await ledger.counters("") == {"jobs": 3}
 
     async def test_one_who_leaves_makes_room_in_the_same_group(self, ledger: FullLedger) -> None:
         caps = (Cap("jobs", 1),)
@@ -387,7 +396,7 @@ class TestCounters:
         await ledger.commit(first)
         leave = then(first, status=JobStatus.CANCELLED, counters={"jobs": -1})
         assert await together(ledger, leave, accept("j2", counters={"jobs": 1}, caps=caps)) == [None, None]
-        assert await ledger.counters() == {"jobs": 1}
+        assert await ledger.counters("") == {"jobs": 1}
 
     async def test_caps_hold_for_changes_of_a_job_too(self, ledger: FullLedger) -> None:
         first = dispatch("j1")
@@ -496,6 +505,9 @@ class TestPending:
         )
         assert await ledger.backlog(8_999) == {"ocr": 300, "sis": 400}
         assert await ledger.backlog(9_000) == {"ocr": 200, "sis": 400}
+        assert await ledger.backlog(8_999, "ocr") == {"ocr": 300}
+        assert await ledger.backlog(9_000, "ocr") == {"ocr": 200}
+        assert await ledger.backlog(9_000, "translate") == {}
 
     async def test_what_waits_for_its_next_attempt_is_not_old(self, ledger: FullLedger) -> None:
         await ledger.commit(dispatch("a", created_at=300, next_attempt_at=9_000))

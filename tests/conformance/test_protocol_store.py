@@ -102,7 +102,7 @@ async def test_what_is_deprecated_stays_so(ledger: FullLedger) -> None:
 
 async def test_versions_and_jobs_are_kept_apart(ledger: FullLedger) -> None:
     await ledger.put_protocols([version()], expected=0)
-    assert await ledger.counters() == {}
+    assert await ledger.counters("") == {}
     assert (await ledger.job("OCR")) is None
 
 

@@ -81,10 +81,12 @@ class Outcome:
         self.chaos = chaos
 
 
-async def survive(zygote: Zygote, folder: Path, seed: int, *, rounds: int, at_least: int, clients: int) -> Outcome:
+async def survive(
+    zygote: Zygote, folder: Path, seed: int, *, rounds: int, at_least: int, clients: int, **env: str
+) -> Outcome:
     """A load that runs through `rounds` of chaos and to its end. Everything is still up afterwards."""
     rng = random.Random(seed)
-    stack = Stack(zygote, folder, **SHORT_TIMES)
+    stack = Stack(zygote, folder, **SHORT_TIMES, **env)
     await asyncio.to_thread(stack.serve)
     for name in SERVICES:
         stack.start_service(name)

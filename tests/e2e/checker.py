@@ -1,16 +1,16 @@
-"""Reads a PostgreSQL ledger and the histories that clients and services wrote, and says what does not fit.
+"""Reads a PostgreSQL ledger, and says what does not fit.
 
 It shares no code with the engine and imports nothing of it: it has tables, JSON and arithmetic. `always` holds at any
-instant between two commits, also while everything is down in the middle of work; `at_rest` once every job has ended.
+instant between two commits, also while everything is down in the middle of work; `checker_at_rest` has what holds once
+every job has ended.
 """
 
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
@@ -34,6 +34,10 @@ AT_WORK = {"DISPATCHING", "INITIATED", "PROCESSING", "FAILED_RETRY", "WAITING", 
 ENDS = {f"JOB_{status}" for status in ENDED}
 CLOCKS_AGREE_MS = 250
 """How far apart two processes may be in what they take for the database's time."""
+SERVED = {"task", "external_call", "notify"}
+"""Kinds of steps that are handed over to somebody, who reports what became of them."""
+BEGINS = {"STEP_STARTED", "APPROVAL_REQUESTED", "STEP_WAITING"}
+"""The events with which a map, an approval and a wait begin."""
 CALLBACKS = {"CALLBACK_ACK", "CALLBACK_HEARTBEAT", "CALLBACK_RESULT"}
 
 
@@ -47,6 +51,10 @@ class Step:
     @property
     def current(self) -> Json:
         return dict(self.body["attempt"])
+
+    @property
+    def kind(self) -> str:
+        return str(self.body["kind"])
 
 
 @dataclass
@@ -63,6 +71,10 @@ class Job:
     quarantine: Rows = field(default_factory=list)
 
     @property
+    def served(self) -> dict[str, Step]:
+        return {name: step for name, step in self.steps.items() if step.kind in SERVED}
+
+    @property
     def live(self) -> bool:
         return bool(self.heads) and self.heads[0][0] == "live"
 
@@ -73,6 +85,10 @@ class Job:
     @property
     def head(self) -> Json:
         return dict(json.loads(self.heads[0][1]["body"]))
+
+    @property
+    def error(self) -> str:
+        return str(self.head.get("error") if self.heads else None)
 
     @property
     def events(self) -> list[Json]:
@@ -140,7 +156,19 @@ def always(ledger: Ledger) -> list[str]:
         if len(job.heads) != 1:
             found.append(f"{job.job_id}: it is {len(job.heads)} times among the live and the done")
             continue
-        for check in (_head, _chain, _seals, _story, _steps, _attempts, _results, _outbox, _late):
+        for check in (
+            _head,
+            _chain,
+            _seals,
+            _story,
+            _steps,
+            _attempts,
+            _ended_attempts,
+            _results,
+            _own_steps,
+            _outbox,
+            _late,
+        ):
             found += [f"{job.job_id}: {what}" for what in check(job)]
     whole = [job for job in ledger.jobs.values() if len(job.heads) == 1]
     found += _counters(ledger, whole)
@@ -220,8 +248,10 @@ def _inner_sorted(text: str) -> bytes:
 
 
 def _story(job: Job) -> Iterator[str]:
-    """Accepted once, one end for every run, and nothing is applied after it."""
+    """Accepted once, one end for every run, nothing is applied after it, and nothing ever had to be repaired."""
     types = [event["type"] for event in job.events]
+    if "DRIFT_REPAIRED" in types:
+        yield "something of it was missing, and was made anew"
     if types[:1] != ["JOB_ACCEPTED"] or types.count("JOB_ACCEPTED") != 1:
         yield "it was not accepted once, and first of all"
     ends = [index for index, name in enumerate(types) if name in ENDS]
@@ -242,6 +272,7 @@ def _story(job: Job) -> Iterator[str]:
 def _steps(job: Job) -> Iterator[str]:
     active = set(job.head.get("active", ()))
     at_work = {name for name, step in job.steps.items() if step.status in AT_WORK}
+    active |= {scope["container"] for scope in job.head.get("scopes", ())}  # maps, which are at work by their items
     if job.live and active != at_work:
         yield f"its head names {sorted(active)} as at work, its steps {sorted(at_work)}"
     if not job.live and at_work:
@@ -257,7 +288,7 @@ def _attempts(job: Job) -> Iterator[str]:
     for event in job.events:
         if event["type"] == "STEP_DISPATCHED":
             dispatched[event["step_id"]].append((event["attempt_no"], event["data"]["lease_id"]))
-    for name, step in job.steps.items():
+    for name, step in job.served.items():
         numbers = [number for number, _ in dispatched[name]]
         if numbers != list(range(1, len(numbers) + 1)):
             yield f"step {name}: attempts were dispatched as {numbers}"
@@ -266,12 +297,16 @@ def _attempts(job: Job) -> Iterator[str]:
         last = step.current["attempt_no"]
         if (last, step.current["lease_id"]) not in dispatched[name][-1:]:
             yield f"step {name}: its current attempt {last} is not the one dispatched last"
-        ended = sorted(step.attempts)
-        if ended != list(range(1, last + (step.status not in AT_WORK))) and ended != list(range(1, last + 1)):
-            yield f"step {name}: of {last} attempts {ended} have ended, and it is {step.status}"
         for number, (_, attempt) in step.attempts.items():
             if (number, attempt["lease_id"]) not in dispatched[name]:
                 yield f"step {name}: attempt {number} was never dispatched"
+
+
+def _ended_attempts(job: Job) -> Iterator[str]:
+    for name, step in job.steps.items():
+        last, ended = step.current["attempt_no"], sorted(step.attempts)
+        if ended != list(range(1, last + (step.status not in AT_WORK))) and ended != list(range(1, last + 1)):
+            yield f"step {name}: of {last} attempts {ended} have ended, and it is {step.status}"
 
 
 def _results(job: Job) -> Iterator[str]:
@@ -280,9 +315,9 @@ def _results(job: Job) -> Iterator[str]:
     for event in job.events:
         if event["type"] == "CALLBACK_RESULT" and event["data"]["disposition"] == "APPLIED":
             applied[event["step_id"]].append(event)
-    for name in applied.keys() - job.steps.keys():
+    for name in applied.keys() - job.served.keys():
         yield f"a result of step {name} was applied, which is not there"
-    for name, step in job.steps.items():
+    for name, step in job.served.items():
         for number, times in Counter(event["attempt_no"] for event in applied[name]).items():
             if times > 1:
                 yield f"step {name}: {times} results of attempt {number} were applied"
@@ -293,6 +328,24 @@ def _results(job: Job) -> Iterator[str]:
         outcomes = [number for number, (_, attempt) in step.attempts.items() if attempt.get("outcome") == "SUCCEEDED"]
         if outcomes != [number for number, _ in won]:
             yield f"step {name}: attempts {outcomes} say that they succeeded, applied were {won}"
+
+
+def _own_steps(job: Job) -> Iterator[str]:
+    """A step that nobody is handed begins once for each of its attempts. Whatever its kind, a step succeeds once."""
+    events: dict[str, Counter[str]] = defaultdict(Counter)
+    for event in job.events:
+        if event.get("step_id"):
+            events[event["step_id"]][event["type"]] += 1
+    for name, step in job.steps.items():
+        told = events[name]
+        begun = sum(told[begins] for begins in BEGINS)
+        if step.kind not in SERVED and begun != step.current["attempt_no"]:
+            yield f"step {name} began {begun} times, and is in attempt {step.current['attempt_no']}"
+        if told["STEP_SUCCEEDED"] != (step.status == "SUCCEEDED"):
+            yield f"step {name} succeeded {told['STEP_SUCCEEDED']} times, and is {step.status}"
+        heard, kept = told["STEP_APPROVED"] + told["STEP_REJECTED"], len(step.body.get("votes", ()))
+        if heard != kept:
+            yield f"step {name}: {heard} votes were heard, {kept} are kept"
 
 
 def _outbox(job: Job) -> Iterator[str]:
@@ -343,7 +396,7 @@ def _counters(ledger: Ledger, jobs: list[Job]) -> Iterator[str]:
         for row in job.outbox:
             if row["claimed_at"] is not None:
                 truth[f"unacked/{row['service']}"] += 1
-            elif row["next_attempt_at"] is None:
+            elif row["next_attempt_at"] is None and not row["service"].startswith("lucius."):  # the engine's own calls
                 truth[f"pending/{row['service']}/{row['lane']}"] += 1
         for step in job.steps.values():
             if step.status == "INITIATED":
@@ -353,111 +406,7 @@ def _counters(ledger: Ledger, jobs: list[Job]) -> Iterator[str]:
             yield f"the counter {name} is {ledger.counters.get(name, 0)}, the truth is {truth[name]}"
 
 
-# Once every job has ended
-
-
-@dataclass
-class Histories:
-    """What others wrote down while it happened, as JSON lines."""
-
-    orders: list[Json]
-    """Of clients: `number`, `tenant_id`, `key` or null, `input_ref`, `answers`: every jobId that the client was told,
-    `cancel`: whether it asked the job to stop, and `status`: how it saw the job end."""
-    began: list[Json]
-    """Of services: `jobId`, `stepId`, `attempt_no`, `lease_id`, `pid`, `at`, `token`: of this very execution."""
-    finished: list[Json]
-    """The same, of those executions that came to a result, with `used`: the tokens of earlier steps it was given."""
-    killed: dict[int, float]
-    """Processes that were ended or frozen by force, and when."""
-
-
-def lines(paths: Iterable[Path]) -> list[Json]:
-    """What was cut off by a kill is no line."""
-    found: list[Json] = []
-    for path in paths:
-        if path.exists():
-            whole = path.read_text().rpartition("\n")[0]
-            found += [json.loads(line) for line in whole.splitlines()]
-    return found
-
-
-def at_rest(ledger: Ledger, said: Histories) -> list[str]:
-    """What is wrong, given that every client has seen its jobs end and nothing runs any more."""
-    found = [f"{name} is {value} although all have ended" for name, value in ledger.counters.items() if value]
-    found += [f"{job.job_id}: it is {job.status}, and nobody works on it" for job in ledger.jobs.values() if job.live]
-    found += [f"{job.job_id}: waits in the outbox for ever" for job in ledger.jobs.values() if job.outbox]
-    found += _orders(ledger, said.orders)
-    found += _executions(said)
-    executed = {_attempt(entry): entry for entry in said.finished}
-    tokens = {entry["token"]: entry for entry in said.finished}
-    for job in ledger.jobs.values():
-        found += [f"{job.job_id}: {what}" for what in _made_by(job, executed, tokens)]
-    return found
-
-
-def _orders(ledger: Ledger, orders: list[Json]) -> Iterator[str]:
-    """Every command is one job, the one that its client was told of, and it ended as the client saw it end."""
-    told: Counter[str] = Counter()
-    for order in orders:
-        ids = set(order["answers"])
-        if len(ids) != 1:
-            yield f"order {order['number']} was answered with {sorted(ids)}"
-            continue
-        (job_id,) = ids
-        told[job_id] += 1
-        job = ledger.jobs.get(job_id)
-        if job is None:
-            yield f"order {order['number']}: {job_id} was accepted, and is lost"
-            continue
-        if (job.tenant_id, job.command["input_ref"]) != (order["tenant_id"], order["input_ref"]):
-            yield f"order {order['number']}: {job_id} is somebody else's"
-        if order["key"] is not None and job.key != f"key:{order['key']}":
-            yield f"order {order['number']}: its key {order['key']} is kept as {job.key}"
-        if job.status != order["status"]:
-            yield f"order {order['number']}: its client saw it end {order['status']}, and it is {job.status}"
-        if job.status not in (("SUCCEEDED", "CANCELLED") if order["cancel"] else ("SUCCEEDED",)):
-            yield f"order {order['number']}: {job_id} ended {job.status}"
-    for job_id, times in told.items():
-        if times > 1:
-            yield f"{job_id} is the answer to {times} orders"
-    for job_id in ledger.jobs.keys() - told.keys():
-        yield f"{job_id}: nobody asked for it"
-
-
-def _executions(said: Histories) -> Iterator[str]:
-    """An attempt is begun once. Again only by others, and only if whoever had begun it was stopped by force before."""
-    by_attempt: dict[tuple[Any, ...], list[Json]] = defaultdict(list)
-    for entry in said.began:
-        by_attempt[_attempt(entry)].append(entry)
-    for attempt, entries in by_attempt.items():
-        entries.sort(key=lambda entry: float(entry["at"]))
-        for earlier, later in pairwise(entries):
-            if said.killed.get(earlier["pid"], float("inf")) > later["at"]:
-                yield f"{attempt} was begun by {later['pid']} while {earlier['pid']} was at it"
-    begun = {entry["token"] for entry in said.began}
-    for entry in said.finished:
-        if entry["token"] not in begun:
-            yield f"{_attempt(entry)} was finished and never begun"
-
-
-def _made_by(job: Job, executed: dict[tuple[Any, ...], Json], tokens: dict[str, Json]) -> Iterator[str]:
-    """Each result is what a service made in the very attempt that won, out of what the winners before it made."""
-    for name, step in job.steps.items():
-        if step.status != "SUCCEEDED":
-            continue
-        current = step.current
-        attempt = (job.job_id, name, current["attempt_no"], current["lease_id"])
-        result = step.body.get("result") or {}
-        made = tokens.get(result.get("token", ""))
-        if made is None:
-            yield f"step {name}: no service made its result {result}"
-        elif _attempt(made) != attempt:
-            yield f"step {name}: its result was made by {_attempt(made)}, and attempt {attempt} won"
-        elif {other: job.steps[other].body["result"]["token"] for other in made["used"]} != made["used"]:
-            yield f"step {name}: it was made from results that did not count"
-        if attempt not in executed:
-            yield f"step {name}: no service finished attempt {attempt}"
-
-
-def _attempt(entry: Json) -> tuple[Any, ...]:
-    return entry["jobId"], entry["stepId"], entry["attempt_no"], entry["lease_id"]
+def above(ledger: Ledger, most_per_tenant: int) -> list[str]:
+    """The tenants that have more jobs than they may."""
+    live = Counter(job.tenant_id for job in ledger.jobs.values() if job.live)
+    return [f"{tenant} has {jobs} jobs at once" for tenant, jobs in live.items() if jobs > most_per_tenant]

@@ -7,6 +7,7 @@ import random
 import secrets
 import time
 from pathlib import Path
+from typing import Any
 
 from lucius.worker import Service, StepContext, StepResult, Transient
 from lucius.worker.host import host
@@ -41,11 +42,19 @@ def recorder(name: str, diary: Diary, slowest: float) -> Service:
         await asyncio.sleep(slowest * random.random() ** 3)  # mostly short, now and then long
         if random.random() < FAILS:
             raise Transient("not this time")
-        used = {step_id: given.result["token"] for step_id, given in ctx.inputs.items()}
+        used = {step_id: _tokens(given.result or {}) for step_id, given in ctx.inputs.items()}
         diary.write("finished", ctx, token, used=used)
         return StepResult({"token": token})
 
     return service
+
+
+def _tokens(result: dict[str, Any]) -> str | list[str] | None:
+    """What services signed: the one that made it, or those that made each item of a map. None of what nobody signs."""
+    if "items" in result:
+        return [item["result"]["token"] for item in result["items"]]
+    token: str | None = result.get("token")
+    return token
 
 
 async def serve_recorders(folder: str, slowest: str) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import aiohttp
 
+from tests.e2e import dossier
 from tests.e2e.balancer import Balancer
-from tests.e2e.checker import Histories, lines
+from tests.e2e.checker_at_rest import Histories, lines
 from tests.e2e.support import KEY, Json, Process, Zygote
 from tests.support.ports import free_port
 from tests.support.postgres import PostgresServer
@@ -33,11 +34,12 @@ SETTINGS = {
     "LUCIUS_OUTBOX_RETRY_INTERVAL": "0.5",
 }
 TENANTS = ("acme", "globex", "initech", "umbrella")
-REQUEST_TYPES = ("OCR_EMBEDDING_SIS", "OCR_EMBEDDING_SIS", "OCR_EMBEDDING", "EMBEDDING_SIS", "OCR")
+TASKS_ONLY = ("OCR_EMBEDDING_SIS", "OCR_EMBEDDING_SIS", "OCR_EMBEDDING", "EMBEDDING_SIS", "OCR")
 SLOWEST_STEP = 0.3
 NOT_NOW = frozenset({408, 429, 502, 503, 504})
 PATIENCE = 120.0
 CANCELS = 0.05
+TOO_LATE = ("JOB_TERMINAL", "APPROVAL_ENDED", "ALREADY_VOTED")
 LEDGER_AWAY = "can't be reached"
 
 
@@ -54,17 +56,24 @@ class Cluster:
         apis: int = 4,
         reconcilers: int = 3,
         workers: int = 3,
+        most_per_tenant: int = 10_000,
     ) -> None:
         self._zygote = zygote
         self.folder = folder
         (folder / "logs").mkdir(parents=True)
-        self.balancer_port = free_port()
+        self.balancer_port, office_port = free_port(), free_port()
+        self.office = dossier.Office(office_port)
+        dossier.write_protocol(folder / "protocols", f"http://127.0.0.1:{office_port}")
+        dossier.write_config(folder / "lucius.yaml", office_port)
         self.ports = {f"api-{n}": free_port() for n in range(apis)}
         self._env = SETTINGS | {
             "LUCIUS_LEDGER_URL": ledger_url,
             "LUCIUS_BUS_URL": bus_url,
+            "LUCIUS_TENANT_INFLIGHT": str(most_per_tenant),
             "LUCIUS_ORCHESTRATOR_URL": f"http://127.0.0.1:{self.balancer_port}",
             "LUCIUS_WORKSPACE_ROOT": (folder / "workspace").as_uri(),
+            "LUCIUS_PROTOCOLS_DIR": str(folder / "protocols"),
+            "LUCIUS_CONFIG": str(folder / "lucius.yaml"),
         }
         self._turn = threading.RLock()
         self.running: dict[str, Process] = {}
@@ -150,6 +159,7 @@ class Cluster:
             began=lines(diaries.glob("*/began.jsonl")),
             finished=lines(diaries.glob("*/finished.jsonl")),
             killed=self.stopped_by_force,
+            filed=self.office.filed,
         )
 
 
@@ -159,21 +169,28 @@ class Order:
     def __init__(self, number: int, chance: random.Random) -> None:
         self.number = number
         self.key = f"key-{number}" if chance.random() < 0.7 else None
-        self.cancel = chance.random() < CANCELS
+        request_type = chance.choice((*TASKS_ONLY, dossier.REQUEST_TYPE))
+        self.is_dossier = request_type == dossier.REQUEST_TYPE
+        self.cancel = chance.random() < (CANCELS * 3 if self.is_dossier else CANCELS)
+        self.cancel_in = chance.choice((None, "APPROVAL", "SIGNAL")) if self.is_dossier else None
+        """What it waits for when it is cancelled; at once if that is nothing."""
         self.command: Json = {
             "tenant_id": chance.choice(TENANTS),
-            "request_type": chance.choice(REQUEST_TYPES),
+            "request_type": request_type,
             "input_ref": f"blob://in/{number}",
             "output_ref": f"blob://out/{number}",
             "payload": {"sis": {"prompt_set": ["Who pays?"]}},
             "schema_version": "v1",
         }
-        if not self.command["request_type"].endswith("SIS"):
+        if self.is_dossier:
+            self.command["payload"] = {"pages": list(range(chance.randint(0, dossier.MOST_PAGES)))}
+        elif not self.command["request_type"].endswith("SIS"):
             self.command["payload"] = {}
         if chance.random() < 0.4:
             self.command |= {"mode": "BURST", "doc_id": f"doc-{number}"}
         if self.key:
             self.command["idempotency_key"] = self.key
+        self.patience = 0.2 if self.is_dossier else 2.0
         self.answers: list[str] = []
         self.status: str | None = None
 
@@ -221,8 +238,8 @@ class Clients:
             if self._chance.random() < 0.1:
                 await self._submit(session, order)  # not sure that it was heard
             path = f"/v1/jobs/{order.answers[0]}"
-            if order.cancel:
-                await self._insist(session, "POST", f"{path}:cancel", (200, 202, 409), {"reason": "changed my mind"})
+            if order.cancel and order.cancel_in is None:
+                await self._cancel(session, path)
             await self._await_end(session, order, path)
 
     async def _submit(self, session: aiohttp.ClientSession, order: Order) -> None:
@@ -234,13 +251,28 @@ class Clients:
         try:
             async with asyncio.timeout(PATIENCE):
                 while order.status is None:
-                    job = await self._insist(session, "GET", f"{path}?wait=2", (200,))
+                    job = await self._insist(session, "GET", f"{path}?wait={order.patience}", (200,))
                     order.status = job["status"] if job["completed_at"] else None
+                    waits_for = (job["blocked_on"] or {}).get("reason")
+                    if order.cancel and waits_for and waits_for == order.cancel_in:
+                        await self._cancel(session, path)
+                    else:
+                        await self._help(session, path, waits_for)
         except TimeoutError:
             history = await self._insist(session, "GET", f"{path}/events?limit=500", (200,))
             told = [f"{event['at']} {event['type']} {event.get('attempt_no')}" for event in history["events"]]
             raise AssertionError(f"{path} does not end: {job['blocked_on']} {told[-60:]}") from None
         self._moved()
+
+    async def _help(self, session: aiohttp.ClientSession, path: str, waits_for: str | None) -> None:
+        """Do what only people do. Somebody may have heard of it although the answer was lost: then it is a conflict."""
+        if waits_for == "APPROVAL":
+            await self._insist(session, "POST", f"{path}/steps/agree:approve", (200, *TOO_LATE), {"comment": "fine"})
+        elif waits_for == "SIGNAL":
+            await self._insist(session, "POST", f"{path}:signal", (202, *TOO_LATE), {"name": "signed", "payload": {}})
+
+    async def _cancel(self, session: aiohttp.ClientSession, path: str) -> None:
+        await self._insist(session, "POST", f"{path}:cancel", (200, 202, *TOO_LATE), {"reason": "changed my mind"})
 
     def _moved(self) -> None:
         self.steps_forward += 1
@@ -254,13 +286,13 @@ class Clients:
             await self.moved.wait()
 
     async def _insist(
-        self, session: aiohttp.ClientSession, method: str, path: str, wanted: tuple[int, ...], body: Any = None
+        self, session: aiohttp.ClientSession, method: str, path: str, wanted: tuple[int | str, ...], body: Any = None
     ) -> Json:
         async with asyncio.timeout(PATIENCE):
             while True:
                 answer = await self._try(session, method, self._chance.choice(self._urls) + path, body)
                 if answer is not None:
-                    assert answer[0] in wanted, f"{method} {path} answered {answer[0]}: {answer[1]}"
+                    assert answer[0] in wanted or answer[1].get("code") in wanted, f"{method} {path} answered {answer}"
                     return answer[1]
                 self.asked_again += 1
                 await asyncio.sleep(0.05)  # nobody there
@@ -374,14 +406,16 @@ async def _to_the_end(act: Coroutine[Any, Any, None]) -> None:
 async def running(cluster: Cluster) -> AsyncIterator[None]:
     """Everything is started, and one address leads to all APIs."""
     async with Balancer(cluster.balancer_port, list(cluster.ports.values())):
-        await asyncio.to_thread(cluster.start_all)
         try:
+            await cluster.office.open()
+            await asyncio.to_thread(cluster.start_all)
             async with asyncio.TaskGroup() as group:
                 supervisor = group.create_task(_supervise(cluster))
                 yield
                 supervisor.cancel()
         finally:
             await asyncio.to_thread(cluster.kill_all)
+            await cluster.office.close()
 
 
 async def _supervise(cluster: Cluster) -> None:

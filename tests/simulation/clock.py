@@ -4,11 +4,12 @@ Nothing here does I/O. When nothing is ready the clock jumps to the next timer, 
 """
 
 import asyncio
+import functools
 import heapq
 import random
 from asyncio import Handle, TimerHandle
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
@@ -143,3 +144,18 @@ class LoopClock:
 
     def now(self) -> Instant:
         return EPOCH_MS + round(self._loop.time() * 1000)
+
+
+def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """A test whose time passes only while it waits, however slow the machine is."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        loop = VirtualLoop(random.Random(1), shuffle=False, max_steps=1_000_000)
+        try:
+            loop.run_until_complete(test())
+        finally:
+            loop.drain()
+            loop.close()
+
+    return run

@@ -189,6 +189,8 @@ def failures_have_a_cause(change: Change, known: Known) -> Iterator[str]:
     if job.status is JobStatus.FAILED_FINAL and change.before and change.before.job.live:
         if job.error is None:
             yield "the job failed without a reason"
+        elif job.compensation is not None and job.runs and job.runs[-1].error == job.error:
+            pass  # somebody had it undone after its end, which is why it failed still
         elif job.error.code == "JOB_TIMEOUT" and (job.deadline is None or job.deadline > job.updated_at):
             yield "the job timed out before its deadline"
 

@@ -137,7 +137,6 @@ class World:
         structlog.configure(
             processors=[self.monitor.log],
             wrapper_class=structlog.make_filtering_bound_logger(40),
-            cache_logger_on_first_use=False,
         )
         try:
             with (

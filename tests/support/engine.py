@@ -44,6 +44,7 @@ class Engine:
         time_flows: bool = False,
         max_unacked: int = 1_000,
         on_failure: Callable[[str], None] = lambda name: None,
+        sweep_interval: float = 3_600,
     ) -> None:
         self.clock = ManualClock()
         self.hub, self.ledger = Hub(), MemoryLedger()
@@ -88,7 +89,7 @@ class Engine:
             jobs=self.jobs,
             presence=LonePresence(clock.now()),
             clock=clock,
-            interval=3_600,
+            interval=sweep_interval,
             repair_interval=3_600,
             on_action=lambda action: None,
             wake=self.hub.due,

@@ -91,7 +91,7 @@ async def test_a_ledger_that_is_put_back_is_told_anew_and_nothing_is_done_twice(
     assert (await plane.call_back("result", directive, status="SUCCEEDED"))["disposition"] == "APPLIED"
     await until(lambda: _ended(plane, job_id))
     assert await status(plane, job_id) is JobStatus.SUCCEEDED
-    assert all(value == 0 for value in (await store.counters()).values())
+    assert all(value == 0 for value in (await store.counters("")).values())
 
 
 async def _is_dispatching(plane: ControlPlane, job_id: str) -> bool:
@@ -183,7 +183,7 @@ async def test_while_temporal_is_away_commands_are_accepted_or_refused_as_is_sai
                 await until(lambda: _is_dispatching(plane, answer["jobId"]))
             else:
                 assert answer["retry_after_seconds"] > 0
-                assert (await plane.runtime.store.counters())["jobs"] == 1
+                assert (await plane.runtime.store.counters("jobs"))["jobs"] == 1
     finally:
         server.remove()
 

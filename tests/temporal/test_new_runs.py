@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 from temporalio import workflow
 from temporalio.client import Client, WorkflowExecution
-from temporalio.testing import WorkflowEnvironment
 
 from lucius.core.decide import decide_all
 from lucius.core.decision import Decision
@@ -24,11 +23,9 @@ from lucius.engine.temporal.workflow import JobWorkflow
 from lucius.settings import Settings
 from tests.conformance.test_examples_run import World, open_world
 from tests.support.api import serving, settings_for
-from tests.support.temporal import TemporalServer, binary
+from tests.support.temporal import TemporalServer
 from tests.temporal.twin_api import FollowingApi, TimeFlows, over_temporal
 
-MOST_EVENTS = 40
-"""Then the server suggests to continue as new; 4,096 unless told otherwise."""
 WITHIN = 20.0
 
 
@@ -45,17 +42,6 @@ def statuses(runs: list[WorkflowExecution]) -> set[str]:
 
 
 # Histories that grow
-
-
-@pytest.fixture
-async def narrow() -> AsyncIterator[str]:
-    """A server that finds histories large very soon."""
-    suggests = f"limit.historyCount.suggestContinueAsNew={MOST_EVENTS}"
-    server = await WorkflowEnvironment.start_local(
-        dev_server_existing_path=binary(), dev_server_extra_args=["--dynamic-config-value", suggests]
-    )
-    async with server:
-        yield server.client.service_client.config.target_host
 
 
 @asynccontextmanager

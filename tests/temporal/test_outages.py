@@ -4,8 +4,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from temporalio.client import Client, WorkflowUpdateFailedError
 
 from lucius.core.decision import Decision
+from lucius.core.inputs import Cancel
+from lucius.engine.temporal.client import data_converter
+from lucius.engine.temporal.wire import ACT, pack
 from lucius.ports.errors import LedgerDown
 from tests.conformance.control_plane import ControlPlane, control_plane
 from tests.support.temporal import TemporalServer
@@ -78,3 +82,67 @@ async def test_an_attempt_that_ran_out_while_the_ledger_was_away_gets_a_fresh_de
         await until(lambda: _is_judged(plane, job_id))
         assert (await plane.call_back("ack", directive))["disposition"] == "APPLIED"
         assert "STEP_RETRY_SCHEDULED" not in await event_types(plane, job_id)
+
+
+async def test_a_time_out_whose_answer_was_lost_is_found_in_the_ledger(
+    tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written down, so it is not weighed again."""
+    async with control_plane(
+        tmp_path, **over(temporal_server, LUCIUS_ACK_TIMEOUT="1", LUCIUS_BACKOFF_SCALE="0.01")
+    ) as plane:
+        commit, asked = plane.runtime.store.commit, list[int]()
+
+        async def unsure(decision: Decision) -> None:
+            await commit(decision)
+            if any(event.type == "STEP_RETRY_SCHEDULED" for event in decision.events):
+                asked.append(decision.job.version)
+                if len(asked) == 1:
+                    raise LedgerDown("it went away while it answered")
+
+        monkeypatch.setattr(plane.runtime.store, "commit", unsure)
+        job_id = await plane.submit(1)
+        await plane.consumer("ocr").pull(1, 10)
+        await until(lambda: _is_judged(plane, job_id))
+        (directive,) = await plane.consumer("ocr").pull(1, 10)
+        assert directive.attempt_no == 2
+        assert (await plane.call_back("ack", directive))["disposition"] == "APPLIED"
+        assert (await event_types(plane, job_id)).count("STEP_RETRY_SCHEDULED") == 1
+        history = await _history(temporal_server, job_id)
+        assert history < 60, "nothing goes round and round"
+
+
+async def test_what_was_asked_of_one_job_is_not_done_to_another(
+    tmp_path: Path, temporal_server: TemporalServer
+) -> None:
+    """Whoever can write to Temporal could send on what he can't even read."""
+    async with control_plane(tmp_path, **over(temporal_server)) as plane:
+        job_id = await plane.submit(1)
+        await until(lambda: _is_dispatching(plane, job_id))
+        client = await Client.connect(temporal_server.address, data_converter=data_converter({}))
+        asked = client.get_workflow_handle(job_id).execute_update(ACT, pack(Cancel("mallory"), f"another/{ACT}"))
+        with pytest.raises(WorkflowUpdateFailedError):
+            await asked
+        assert await _is_dispatching(plane, job_id)
+
+
+async def _history(server: TemporalServer, job_id: str) -> int:
+    client = await Client.connect(server.address)
+    return len([event async for event in client.get_workflow_handle(job_id).fetch_history_events()])
+
+
+async def test_an_attempt_whose_service_could_not_be_heard_until_just_now_gets_a_fresh_deadline(
+    tmp_path: Path, temporal_server: TemporalServer
+) -> None:
+    """It is over before the clock rings, so nothing is late."""
+    async with control_plane(tmp_path, **over(temporal_server, LUCIUS_ACK_TIMEOUT="2")) as plane:
+        job_id = await plane.submit(1)
+        (directive,) = await plane.consumer("ocr").pull(1, 10)
+        await until(lambda: _is_initiated(plane, job_id))
+        await asyncio.sleep(1.5)
+        assert plane.runtime.temporal is not None
+        plane.runtime.temporal._workflows.down = "no answer"
+        await plane.runtime.temporal._workflows.check()
+        await until(lambda: _is_judged(plane, job_id))
+        assert "STEP_RETRY_SCHEDULED" not in await event_types(plane, job_id)
+        assert (await plane.call_back("ack", directive))["disposition"] == "APPLIED"

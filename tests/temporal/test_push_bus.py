@@ -55,6 +55,9 @@ async def test_while_the_bus_is_down_nothing_is_burned(plane: ControlPlane) -> N
     job_id = await plane.submit(1)
     await until(lambda: _is_dispatching(plane, job_id))
     await asyncio.sleep(0.5)  # a few tries
+    answer = await plane.post("/v1/admin/outbox/retry", {"reason": "it is back"}, 200)
+    assert (answer["retried"], answer["pending"]) == (0, 0)
+    assert answer["message"].startswith("nothing is to be done")
     bus(plane).down = False
     directive = await directive_of(plane)
     assert directive.attempt_no == 1

@@ -8,7 +8,7 @@ import base64
 import json
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from lucius.adapters.expressions import CelTools
 from lucius.core.decide import decide_all
-from lucius.core.decision import Decision, NoTools
-from lucius.core.model import NEVER
+from lucius.core.decision import Decision, JobView, NoTools
+from lucius.core.inputs import Input, Start, Succeeded
 from lucius.engine.temporal.client import data_converter
+from lucius.engine.temporal.mail import Mail
 from lucius.engine.temporal.rules import rules
 from lucius.engine.temporal.wire import WORKFLOW, Begin, Happened
 from lucius.engine.temporal.worker import PASSED_THROUGH
@@ -124,18 +125,21 @@ class WithThatPatched(JobWorkflow):
         return await super().run(begin)
 
 
+class _Deaf(Mail):
+    def hear(self, said: Sequence[Happened], *, again: bool = False) -> None:
+        pass
+
+
 @workflow.defn(name=WORKFLOW)
 class WithoutSignals(JobWorkflow):
     @workflow.init
     def __init__(self, begin: Begin) -> None:
         super().__init__(begin)
+        self._mail = _Deaf()
 
     @workflow.run
     async def run(self, begin: Begin) -> str:
         return await super().run(begin)
-
-    def _hear(self, said: list[Happened]) -> None:  # type: ignore[override]
-        pass
 
 
 @pytest.mark.parametrize("kind", [WithAnotherCommand, WithoutSignals])
@@ -147,19 +151,20 @@ async def test_a_change_that_is_patched_in_leaves_what_was_begun_before_alone() 
     assert (await replayed(WithThatPatched, named("without-trouble"))).replay_failure is None
 
 
+@pytest.mark.parametrize(("history", "about"), [("still-waiting", Start), ("decided-at-once", Succeeded)])
 async def test_rules_that_decide_otherwise_are_found_out_though_the_commands_are_the_same(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, history: str, about: type
 ) -> None:
     """Temporal keeps what a local activity gave back, not what it was asked."""
 
-    def otherwise(*args: Any) -> Decision:
-        decision = decide_all(*args)
-        due_at = decision.job.due_at
-        later = due_at + 1 if due_at is not None and due_at < NEVER else due_at
-        return replace(decision, job=replace(decision.job, due_at=later))
+    def otherwise(view: JobView, inputs: Sequence[Input], *given: Any) -> Decision:
+        decision = decide_all(view, inputs, *given)
+        if not any(isinstance(one, about) for one in inputs):
+            return decision
+        return replace(decision, job=replace(decision.job, event_hash="of another event"))
 
     monkeypatch.setattr("lucius.engine.temporal.workflow.decide_all", otherwise)
-    assert "decided otherwise" in repr((await replayed(JobWorkflow, named("still-waiting"))).replay_failure)
+    assert "decided otherwise" in repr((await replayed(JobWorkflow, named(history))).replay_failure)
 
 
 def _events(path: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The process that runs workflows does not give up, and says how it is."""
 
 import asyncio
+import inspect
 from unittest.mock import create_autospec
 
 import pytest
@@ -40,6 +41,15 @@ async def test_whatever_goes_wrong_at_first_is_tried_again(temporal_server: Temp
     assert not worker.running
 
 
+async def test_it_does_not_read_all_modules_before_it_works(
+    temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SDK would, in the loop that answers everybody, to give the worker a name."""
+    monkeypatch.setattr("temporalio.worker._worker.load_default_build_id", lambda: pytest.fail("it reads all modules"))
+    client = await connect(Address(target=temporal_server.address))
+    TemporalWorker(Connecting(temporal_server, ValueError()), "named", _activities(), CelTools())._worker(client)
+
+
 async def test_one_that_never_was_connected_stops_at_once() -> None:
     tries = asyncio.Event()
 
@@ -59,5 +69,5 @@ async def test_one_that_never_was_connected_stops_at_once() -> None:
 def _activities() -> Activities:
     """Nobody calls them here."""
     part = create_autospec(object)
-    names = ("ledger", "reader", "inbox", "jobs", "dispatcher", "publisher", "caller", "exchange", "clock")
+    names = list(inspect.signature(Activities).parameters)
     return Activities(**dict.fromkeys(names, part))

@@ -51,6 +51,11 @@ class FollowingApi(Api):
             return True
         return bool((await store.jobs(JobFilter(status=JobStatus.QUEUED), 1, None)).jobs)
 
+    async def end(self, job_id: str) -> str:
+        """The status it ends with. What was said last is in the ledger before what comes of it is."""
+        job = (await self.get(f"/v1/jobs/{job_id}?wait={WITHIN}")).ok()
+        return str(job["status"])
+
     async def submit(self, **changes: Any) -> str:
         job_id = await super().submit(**changes)
         view = await self.runtime.store.load(job_id)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,8 +16,9 @@ from lucius import wiring
 from lucius.core.decision import JobView
 from lucius.core.model import NEVER
 from lucius.core.protocol import Protocol
+from lucius.observability.readiness import Role
 from lucius.ports.errors import ProtocolError
-from lucius.wiring import Runtime
+from lucius.wiring import Runtime, open_runtime
 from tests.support.api import Api, serving, settings_for
 from tests.support.peer import peer
 from tests.support.temporal import TemporalServer
@@ -117,8 +118,10 @@ class Planes(Struct, frozen=True):
 
 
 @asynccontextmanager
-async def planes(folder: Path, server: TemporalServer, *, durable: bool = False) -> AsyncIterator[Planes]:
-    """`durable` if their ledgers are files."""
+async def planes(
+    folder: Path, server: TemporalServer, *, durable: bool = False, shared: str = ""
+) -> AsyncIterator[Planes]:
+    """`durable` if their ledgers are files; `shared` is one where API and worker of the Temporal engine are apart."""
     async with peer() as there:
         outside, protocols = Outside(), Protocols()
         there.answer = outside.answer
@@ -132,24 +135,32 @@ async def planes(folder: Path, server: TemporalServer, *, durable: bool = False)
         }
         with mock.patch.object(wiring, "ProtocolsDir", return_value=protocols):
             async with (
-                _plane("embedded", folder, outside, durable) as embedded,
-                _plane("temporal", folder, outside, durable, **over) as temporal,
+                _plane("embedded", folder, outside, _ledger(folder / "embedded", durable)) as embedded,
+                _plane(
+                    "temporal", folder, outside, shared or _ledger(folder / "temporal", durable), **over
+                ) as temporal,
             ):
                 yield Planes(embedded, temporal, outside, protocols)
                 outside.hang_up()
 
 
 @asynccontextmanager
-async def _plane(name: str, folder: Path, outside: Outside, durable: bool, **engine: Any) -> AsyncIterator[Plane]:
+async def _plane(name: str, folder: Path, outside: Outside, ledger_url: str, **engine: Any) -> AsyncIterator[Plane]:
     (folder / name).mkdir()
     settings = settings_for(
         folder / name,
-        ledger_url=f"sqlite:///{folder / name / 'ledger.db'}" if durable else "memory:",
+        ledger_url=ledger_url,
         config_path=folder / "config.yaml",
         sweep_interval=0.02,
         reload_interval=3_600.0,
         webhook_secrets={"DEFAULT": SECRET},
         **engine,
     )
-    async with serving(settings, TimeFlows()) as api:
-        yield Plane(name, api, outside)
+    async with AsyncExitStack() as stack:
+        if settings.shares_ledger:
+            await stack.enter_async_context(open_runtime(settings, role=Role.WORKER))
+        yield Plane(name, await stack.enter_async_context(serving(settings, TimeFlows())), outside)
+
+
+def _ledger(folder: Path, durable: bool) -> str:
+    return f"sqlite:///{folder / 'ledger.db'}" if durable else "memory:"

@@ -2,28 +2,33 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import chain, count
+from typing import Any
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
 from lucius.adapters.ledger_postgres import PostgresLedger
 from lucius.adapters.postgres.batch import Ids
-from lucius.adapters.postgres.cache import Cache, Entry
+from lucius.adapters.postgres.cache import Cache, Sizes
 from lucius.adapters.postgres.clock import DatabaseClock
 from lucius.adapters.postgres.reserve import MOST, Reserve
-from lucius.core.decision import Decision
+from lucius.adapters.postgres.writer import MAX_GROUP
+from lucius.core.decision import Decision, JobView
 from lucius.core.inputs import Cap
 from lucius.core.model import JobStatus, OutboxRow, OutboxStatus, StepStatus
 from lucius.core.protocol import WEBHOOK_SERVICE
-from lucius.ports.errors import AlreadyAccepted, LedgerDown, LedgerError, LimitReached, VersionConflict
+from lucius.ports.errors import AlreadyAccepted, LedgerBusy, LedgerDown, LedgerError, LimitReached, VersionConflict
 from lucius.ports.ledger import PendingQuery
 from lucius.ports.peers import Wake
 from tests.conformance.builders import accept, command, dispatch, row, step, then
 from tests.conftest import need_postgres
 from tests.support.postgres import PostgresServer
+from tests.support.until import until
 
 
 @asynccontextmanager
@@ -43,8 +48,9 @@ async def here(emptied_postgres_url: str) -> AsyncIterator[PostgresLedger]:
 
 @pytest.fixture
 async def there(emptied_postgres_url: str, here: PostgresLedger) -> AsyncIterator[PostgresLedger]:
-    """Another process on the same ledger."""
+    """Another process on the same ledger, of which the first has heard: who is alone tells nobody anything."""
     async with opened(emptied_postgres_url) as ledger:
+        await until(lambda: not here._wakes.company.alone())
         yield ledger
 
 
@@ -58,14 +64,6 @@ async def taken(ledger: PostgresLedger, hold_ms: int = 10_000, limit: int = 10) 
     return [found.job_id for found in await ledger.pending(query)]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.005)
-
-
 async def until_alone(ledger: PostgresLedger) -> None:
     async with asyncio.timeout(10):
         while True:
@@ -73,6 +71,29 @@ async def until_alone(ledger: PostgresLedger) -> None:
             if ledger._wakes.company.alone():
                 return
             await asyncio.sleep(0.01)
+
+
+def end(decision: Decision) -> Decision:
+    return then(decision, status=JobStatus.SUCCEEDED, active=(), completed_at=9_000)
+
+
+def busy(monkeypatch: pytest.MonkeyPatch, *ledgers: PostgresLedger) -> list[LedgerBusy]:
+    """Why groups will have been refused that stood in a circle."""
+    seen: list[LedgerBusy] = []
+
+    async def watched(attempt: Callable[..., Awaitable[Exception | None]], *args: Any) -> Exception | None:
+        outcome = await attempt(*args)
+        if isinstance(outcome, LedgerBusy):
+            seen.append(outcome)
+        return outcome
+
+    for ledger in ledgers:
+        monkeypatch.setattr(ledger._writer, "_try", partial(watched, ledger._writer._try))
+    return seen
+
+
+HOLD = "SELECT FROM live WHERE id IN (SELECT id FROM jobs WHERE job_id = ANY ($1)) FOR UPDATE"
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
 
 class TestGuard:
@@ -141,11 +162,21 @@ class TestGuard:
         second = then(first, steps=(working,))
         await here.commit(second)
         here._cache.forget(["j1"])
-        here._cache.put(Entry(early.job, dict(early.steps), set(early.steps), 0))
+        here._cache.read(early.job, dict(early.steps), set(early.steps), Sizes(0, dict.fromkeys(early.steps, 0)))
         await here.commit(then(second, status=JobStatus.IN_PROGRESS))
         view = await here.load("j1", ("ocr",))
         assert view is not None
         assert view.steps == {"ocr": working}
+
+    async def test_a_look_at_the_database_forgets_nothing_that_is_still_true(self, here: PostgresLedger) -> None:
+        """Else each new step of a long job would cost a look of its own from then on."""
+        first = dispatch("j1")
+        await here.commit(first)
+        assert await here.load("j1", ("ocr",), fresh=True) is not None
+        view = await here.load("j1", ("ocr", "never-started"))
+        assert view is not None
+        assert view.cached
+        assert list(view.steps) == ["ocr"]
 
     async def test_many_who_want_one_key_keep_nobody_else_waiting(
         self, here: PostgresLedger, monkeypatch: pytest.MonkeyPatch
@@ -191,7 +222,7 @@ class TestGuard:
         outcomes = await asyncio.gather(*commits, return_exceptions=True)
         assert sum(outcome is None for outcome in outcomes) == 10
         assert {type(outcome) for outcome in outcomes if outcome is not None} == {LimitReached}
-        assert await here.counters() == {"jobs": 10}
+        assert await here.counters("") == {"jobs": 10}
 
     async def test_room_that_another_process_made_is_used(self, here: PostgresLedger, there: PostgresLedger) -> None:
         cap = (Cap("jobs", 1),)
@@ -218,8 +249,10 @@ class TestGuard:
         assert made == sorted(set(made))
 
     async def test_groups_that_share_jobs_never_end_in_a_deadlock(
-        self, here: PostgresLedger, there: PostgresLedger
+        self, here: PostgresLedger, there: PostgresLedger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Half of them end, and which half each of the two thinks otherwise."""
+        refused = busy(monkeypatch, here, there)
         jobs = {f"j{i}": accept(f"j{i}") for i in range(20)}
         await asyncio.gather(*(here.commit(decision) for decision in jobs.values()))
         for _ in range(10):
@@ -232,7 +265,41 @@ class TestGuard:
             assert len(refusals) == len(jobs)
             assert {type(refusal) for refusal in refusals} == {VersionConflict}
             jobs = nexts
-        assert await here.counters() == {"a": 200, "b": 200}
+        assert await here.counters("") == {"a": 200, "b": 200}
+        ends = [
+            ledger.commit(end(jobs[name]) if (i + n) % 2 else then(jobs[name]))
+            for n, ledger in enumerate((here, there))
+            for i, name in enumerate(names)
+        ]
+        outcomes = await asyncio.gather(*random.sample(ends, len(ends)), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes if outcome is not None] == [VersionConflict] * len(jobs)
+        assert refused == []
+
+    async def test_nor_do_groups_in_which_jobs_end(
+        self, here: PostgresLedger, there: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What the one moves on the other ends, and both have locked something when they come to that."""
+        first = {name: accept(name) for name in ("a", "b", "x", "y")}
+        for decision in first.values():  # in this order, and so are their ids
+            await here.commit(decision)
+        refused = busy(monkeypatch, here, there)
+        third = await here._database.connect()
+        async with third.transaction():
+            await third.execute(HOLD, ["x", "y"])
+            commits = [
+                asyncio.create_task(ledger.commit(decision))
+                for ledger, moved, ends in ((here, "ax", "b"), (there, "by", "a"))
+                for decision in (*(then(first[name]) for name in moved), end(first[ends]))
+            ]
+            async with asyncio.timeout(10):
+                while True:
+                    if await third.fetchval(WAITING) == 2:
+                        break
+                    await asyncio.sleep(0.005)
+        outcomes = await asyncio.gather(*commits, return_exceptions=True)
+        await third.close()
+        assert refused == []
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType"] * 4 + ["VersionConflict"] * 2
 
     async def test_a_job_goes_back_among_the_live_and_out_again(self, here: PostgresLedger) -> None:
         first = dispatch("j1")
@@ -276,6 +343,37 @@ class TestHolds:
         rows = await there.pending(PendingQuery(limit=10, now=now(there), service="ocr", hold_ms=60_000))
         await there.put_back(rows)
         assert await taken(here) == ["a"]
+
+    async def test_the_others_are_told_of_what_is_put_back(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        await here.commit(dispatch("a"))
+        rows = await here.pending(PendingQuery(limit=10, now=now(here), service="ocr", hold_ms=60_000))
+        heard: list[Wake] = []
+        there.on_wake = heard.append
+        await here.put_back(rows)
+        await until(lambda: any(wake.ready == (("ocr", 3),) for wake in heard))
+
+    async def test_what_nobody_can_hand_over_is_not_sent_round_in_a_circle(
+        self, here: PostgresLedger, there: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await here.commit(dispatch("a"))
+        told: list[object] = []
+        monkeypatch.setattr(here._wakes, "tell_ready", told.append)
+        for _ in range(5):
+            rows = await here.pending(PendingQuery(limit=10, now=now(here), service="ocr", hold_ms=60_000))
+            await here.put_back(rows)
+        assert len(told) == 1
+
+    async def test_nobody_waits_for_what_is_being_changed_to_put_it_back(
+        self, here: PostgresLedger, there: PostgresLedger
+    ) -> None:
+        await here.commit(dispatch("a"))
+        await here.commit(dispatch("b"))
+        rows = await here.pending(PendingQuery(limit=10, now=now(here), service="ocr", hold_ms=60_000))
+        async with there._database.transaction() as changing:
+            await changing.execute("SELECT FROM outbox WHERE job_id = 'a' FOR UPDATE")
+            async with asyncio.timeout(5):
+                await here.put_back(rows)
+        assert await taken(there) == ["b"]
 
     async def test_nobody_puts_back_what_another_holds(self, here: PostgresLedger, there: PostgresLedger) -> None:
         await here.commit(dispatch("a"))
@@ -392,6 +490,34 @@ class TestHolds:
         await here.commit(dispatch("a"))
         assert [found.job_id for found in await here.pending(query)] == ["a"]
 
+    async def test_rows_of_a_service_that_was_at_its_cap_are_found_once_it_is_not(
+        self, here: PostgresLedger, there: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        heard: list[Wake] = []
+        here.on_wake = heard.append
+        for ledger in (here, there):
+            monkeypatch.setattr(ledger._wakes, "look", _must_not_be_asked)
+        await there.commit(dispatch("a"))
+        await until(lambda: any(wake.changed == ("a",) for wake in heard))
+        everything = PendingQuery(limit=10, now=now(here), hold_ms=1_000, later=False)
+        capped = replace(everything, except_services=frozenset({"ocr", "sis"}))
+        assert await here.pending(capped) == []
+        with monkeypatch.context() as asking:  # as long as it is at its cap, nothing has changed
+            asking.setattr(here._database, "rows", _must_not_be_asked)
+            assert await here.pending(capped) == []
+        assert [found.job_id for found in await here.pending(everything)] == ["a"]
+
+    async def test_services_take_turns_at_what_is_in_memory_too(self, here: PostgresLedger) -> None:
+        await until_alone(here)
+        query = PendingQuery(limit=4, now=now(here), hold_ms=1_000, later=False)
+        assert await here.pending(query) == []
+        for n in range(6):
+            await here.commit(dispatch(f"ocr-{n}"))
+        for n in range(3):
+            await here.commit(dispatch(f"sis-{n}", service="sis"))
+        found = [[row.job_id for row in await here.pending(query)] for _ in range(3)]
+        assert found == [["ocr-0", "sis-0", "ocr-1", "sis-1"], ["ocr-2", "sis-2", "ocr-3", "ocr-4"], ["ocr-5"]]
+
     async def test_a_row_that_is_due_later_is_found_at_its_time_here_and_soon_elsewhere(
         self, here: PostgresLedger, there: PostgresLedger
     ) -> None:
@@ -411,6 +537,18 @@ class TestHolds:
         assert await there.due(200, 10, 5_000) == ["a"]
         assert await here.due(200, 10, 5_000) == []
         assert await here.due(6_000, 10, 5_000) == ["a"]
+
+    async def test_whether_it_answers_is_asked_of_the_database_itself(
+        self, here: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As readiness does, whatever the sweeper has been told to spare itself."""
+        assert here.presence is not None
+        await here.presence.ticked(now(here), 4_000)
+        with monkeypatch.context() as away:
+            away.setattr(here._database, "rows", _must_not_be_asked)
+            with pytest.raises(AssertionError):
+                await here.due(0, 1)
+            assert await here.due(1, 10, 1_000) == []  # which is still spared
 
     async def test_a_deadline_that_moved_on_is_not_due(self, here: PostgresLedger) -> None:
         first = accept("a", due_at=100)
@@ -455,6 +593,19 @@ class TestWakes:
                 await until(lambda both=both: not any(one._wakes.company.alone() for one in both))  # type: ignore[misc]
             finally:
                 await asyncio.gather(*(one.close() for one in both))
+
+    async def test_whoever_comes_while_we_count_is_there_though_he_was_not_counted(
+        self, here: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await until_alone(here)
+
+        async def slow(*_: object) -> list[dict[str, int]]:
+            here._wakes.company.meet(7, sweeps=False)
+            return [{"n": 1, "sweepers": 0}]
+
+        monkeypatch.setattr(here._database, "rows", slow)
+        await here._wakes._count()
+        assert not here._wakes.company.alone()
 
     async def test_a_line_that_says_nothing_any_more_is_left_for_another(
         self, here: PostgresLedger, there: PostgresLedger
@@ -535,6 +686,24 @@ class TestWakes:
         await here.commit(dispatch("j1"))
         await asyncio.sleep(0)
         assert [note for note in said if getattr(note, "wake", Wake()) != Wake()] == []
+
+    async def test_letters_that_are_announced_are_heard_of_by_the_others(
+        self, here: PostgresLedger, there: PostgresLedger
+    ) -> None:
+        heard: list[Wake] = []
+        mine: list[Wake] = []
+        here.on_wake, there.on_wake = mine.append, heard.append
+        await until(lambda: not here._wakes.company.alone())
+        here.announce(["j1/a", "j1/b"])
+        here.announce(["j2/c"])
+        await until(lambda: "j2/c" in [one for wake in heard for one in wake.told])
+        assert [one for wake in heard for one in wake.told] == ["j1/a", "j1/b", "j2/c"]
+        assert [wake for wake in mine if wake.told] == []
+
+    async def test_whoever_is_alone_announces_nothing(self, here: PostgresLedger) -> None:
+        await until_alone(here)
+        here.announce(["j1/a"])
+        assert not here._wakes._news
 
     async def test_many_changes_need_few_notifications(self, here: PostgresLedger, there: PostgresLedger) -> None:
         heard: list[Wake] = []
@@ -617,6 +786,28 @@ class TestClock:
         assert abs(now(here) - now(there)) < 250
 
 
+class TestOrder:
+    async def test_what_was_committed_first_is_first_in_line_however_long_its_protocol_takes(
+        self, here: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Both groups pin one that nobody has stored yet, and the first to write it would be the last to be through."""
+        database, waits = here._writer._database, [0.2]
+        connection = database.connection
+
+        @asynccontextmanager
+        async def slow_at_first() -> AsyncIterator[Any]:
+            async with connection() as opened:
+                if waits:
+                    await asyncio.sleep(waits.pop())
+                yield opened
+
+        monkeypatch.setattr(database, "connection", slow_at_first)
+        jobs = [dispatch(f"j{n}", asked=command(f"j{n}")) for n in range(MAX_GROUP + 1)]
+        await asyncio.gather(*(here.commit(job) for job in jobs))
+        found = await here.pending(PendingQuery(limit=1, now=5_000, service="ocr"))
+        assert [row.job_id for row in found] == ["j0"]
+
+
 class TestPresence:
     async def test_short_ticks_are_no_absences(self, here: PostgresLedger) -> None:
         assert here.presence is not None
@@ -626,7 +817,7 @@ class TestPresence:
 
     async def test_only_those_who_mind_the_deadlines_share_them(self, here: PostgresLedger) -> None:
         assert here.presence is not None
-        here._wakes.company.counted(0, 0)
+        here._wakes.company.counted(0, 0, here._wakes._clock.steady())
         for sender in range(20):
             here._wakes.company.meet(sender, sweeps=False)
         assert (here.presence.stretch(), here._wakes.company.stretch()) == (1.0, 21 / 4)
@@ -663,6 +854,25 @@ class TestPresence:
         assert await here.presence.ticked(at + 5_000, 4_000) == at
         assert await there.presence.ticked(at + 9_001, 4_000) == at + 9_001
         assert await here.presence.ticked(at + 9_500, 4_000) == at + 9_001
+
+    async def test_one_who_works_for_another_engine_is_not_taken_for_one(
+        self, here: PostgresLedger, there: PostgresLedger
+    ) -> None:
+        """It takes no callbacks: what nobody else was there for was nobody's to answer."""
+        assert here.presence is not None
+        assert there.presence is not None
+        at = 10**12 + random.randrange(10**9) * 1_000
+        await here.presence.ticked(at, 4_000)
+        assert await there.presence.at_work(at + 3_000, 4_000) == at
+        assert not there._wakes.company.sweeps
+        assert await here.presence.ticked(at + 6_000, 4_000) == at + 6_000
+
+    async def test_while_all_are_away_that_counts_up_to_a_point(self, here: PostgresLedger) -> None:
+        assert here.presence is not None
+        at = 10**12 + random.randrange(10**9) * 1_000
+        await here.presence.ticked(at, 4_000)
+        found = [await here.presence.at_work(at + after, 4_000) - at for after in (20_000, 20_001, 599_999, 600_000)]
+        assert found == [0, 20_001, 599_999, 0]
 
 
 @pytest.fixture(scope="module")
@@ -854,6 +1064,108 @@ def test_the_cache_is_bounded_in_bytes_too() -> None:
     cache.moved(more.job, (), creates=False, size=70)
     assert [cache.view(name, ()) is not None for name in "abc"] == [False, False, False]
     assert cache._bytes == 0
+
+
+class TestWhatIsRead:
+    """The database's own word about a job of which some is known already."""
+
+    SIZES = Sizes(10, {"ocr": 5, "late": 7})
+
+    def known(self, *step_ids: str) -> tuple[Cache, Decision]:
+        """A cache that has read these steps of a job, and none of the others."""
+        cache, decision = Cache(), dispatch("a")
+        cache.protocols[decision.job.protocol_digest] = decision.protocol
+        cache.read(decision.job, {"ocr": decision.steps[0]}, {"ocr", *step_ids}, self.SIZES)
+        return cache, decision
+
+    def test_is_put_beside_what_was_known_of_the_same_version(self) -> None:
+        cache, decision = self.known()
+        assert cache.view("a", ("ocr", "late")) is None
+        late = step("a", "late")
+        cache.read(decision.job, {"late": late}, {"late"}, self.SIZES)
+        view = cache.view("a", ("ocr", "late"))
+        assert view is not None
+        assert view.steps == {"ocr": decision.steps[0], "late": late}
+
+    def test_is_counted_once(self) -> None:
+        cache, decision = self.known()
+        for _ in range(3):
+            cache.read(decision.job, {"late": step("a", "late")}, {"ocr", "late"}, self.SIZES)
+        assert cache._bytes == 10 + 5 + 7 + len("late")
+
+    def test_changes_nothing_if_it_is_of_an_older_version(self) -> None:
+        cache, decision = self.known()
+        working = step("a", status=StepStatus.PROCESSING)
+        newer = then(decision, steps=(working,))
+        cache.moved(newer.job, newer.steps, creates=False, size=1)
+        cache.read(decision.job, {"ocr": decision.steps[0]}, {"ocr", "late"}, self.SIZES)
+        view = cache.view("a", ("ocr",))
+        assert view is not None
+        assert (view.job.version, view.steps) == (2, {"ocr": working})
+        assert cache.view("a", ("late",)) is None
+
+    @pytest.mark.parametrize("changes", [{"version": 2}, {"event_hash": "of a standby that lost a commit"}])
+    def test_replaces_everything_if_the_job_is_another_one(self, changes: dict[str, Any]) -> None:
+        cache, decision = Cache(), dispatch("a")
+        cache.protocols[decision.job.protocol_digest] = decision.protocol
+        cache.moved(decision.job, decision.steps, creates=True, size=10)
+        assert cache.view("a", ("late",)) is not None, "all of it is known"
+        cache.read(replace(decision.job, **changes), {"ocr": decision.steps[0]}, {"ocr"}, self.SIZES)
+        assert cache.view("a", ("ocr",)) is not None
+        assert cache.view("a", ("late",)) is None
+
+
+class TestEnd:
+    """All of a job that ends here is told to whoever waits for it: it need not be read."""
+
+    @staticmethod
+    def told(ledger: PostgresLedger) -> list[JobView]:
+        ends: list[JobView] = []
+        ledger.on_end = ends.append
+        return ends
+
+    async def test_is_told_as_it_would_be_read(self, here: PostgresLedger) -> None:
+        ends, first = self.told(here), dispatch("a")
+        await here.commit(first)
+        later = then(first, steps=(step("a", "embedding", index=1), step("a", status=StepStatus.SUCCEEDED)))
+        await here.commit(later)
+        assert ends == []
+        await here.commit(end(later))
+        assert ends == [await here.job("a")]
+        assert list(ends[0].steps) == ["ocr", "embedding"]
+
+    async def test_is_told_before_anybody_hears_that_it_came(self, here: PostgresLedger) -> None:
+        ends, known = self.told(here), list[int]()
+        here.on_commit = lambda decision: known.append(len(ends))
+        first = dispatch("a")
+        await here.commit(first)
+        await here.commit(end(first))
+        assert known == [0, 1]
+
+    async def test_is_not_told_of_a_job_that_is_known_in_part(
+        self, here: PostgresLedger, there: PostgresLedger
+    ) -> None:
+        ends, first = self.told(here), dispatch("a")
+        await there.commit(first)
+        assert await here.load("a") is not None
+        await here.commit(end(first))
+        assert ends == []
+
+    async def test_is_not_told_if_it_did_not_come(self, here: PostgresLedger, there: PostgresLedger) -> None:
+        ends, first = self.told(here), dispatch("a")
+        await here.commit(first)
+        await there.commit(then(first, status=JobStatus.CANCELLING))
+        with pytest.raises(VersionConflict):
+            await here.commit(end(first))
+        assert ends == []
+
+    async def test_of_a_later_run_is_told_only_as_it_would_be_read(self, here: PostgresLedger) -> None:
+        ends, first = self.told(here), dispatch("a")
+        ended = end(first)
+        again = then(ended, status=JobStatus.DISPATCHING, completed_at=None)
+        for decision in (first, ended, again, end(again)):
+            await here.commit(decision)
+        assert [view.job.version for view in ends] == [2], "what was before the second run is not known any more"
 
 
 async def test_all_processes_have_the_secret_of_whoever_came_first(here: PostgresLedger, there: PostgresLedger) -> None:

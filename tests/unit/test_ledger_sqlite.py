@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from lucius.adapters.ledger_sqlite import SqliteLedger
+from lucius.adapters.sqlite.inbox import MOST_THROWN_AWAY
 from lucius.adapters.sqlite.queries import DRIFT_WINDOW
 from lucius.adapters.sqlite.schema import MIGRATIONS
 from lucius.core.decide import counted
@@ -28,6 +29,7 @@ from lucius.ports.errors import (
     LedgerTooNew,
     VersionConflict,
 )
+from lucius.ports.inbox import Letter
 from lucius.ports.ledger import Drift, JobFilter, PendingQuery
 from lucius.service.audit import verify
 from tests.conformance.builders import accept, command, dispatch, row, step, then
@@ -192,7 +194,7 @@ class TestDurability:
         assert view.job == first.job
         assert view.steps == {"ocr": first.steps[0]}
         assert await ledger.load("j2") is None
-        assert await ledger.counters() == {}
+        assert await ledger.counters("") == {}
         assert await together(ledger, change, accept("j2")) == [None, None]
 
     async def test_an_evicted_job_is_read_and_changed_from_the_file(self, ledger: SqliteLedger) -> None:
@@ -390,13 +392,13 @@ class TestOpening:
             decision = dispatch(name)
             counters = counted(decision.job, decision.steps)
             await ledger.commit(replace(decision, counters=counters))
-        expected = await ledger.counters()
+        expected = await ledger.counters("")
         assert expected["jobs"] == 2
         await ledger.close()
         raw(path, "UPDATE counters SET value = 77 WHERE name = 'jobs'")
         raw(path, "INSERT INTO counters VALUES ('jobs/tenant/ghost', 3)")
         ledger = SqliteLedger.open(path)
-        assert await ledger.counters() == expected
+        assert await ledger.counters("") == expected
         await ledger.close()
         assert dict(raw(path, "SELECT name, value FROM counters")) == expected  # type: ignore[arg-type]
 
@@ -596,3 +598,53 @@ class TestCosts:
         await ledger.commit(replace(lost, outbox=()))
         found = [await ledger.drifted(10) for _ in range(4)]
         assert found == [[], [Drift("lost", ("ocr",))]] * 2
+
+
+class TestLettersThrownAway:
+    """Those that are in a job's history go with the next write; a claim that was given back goes at once."""
+
+    @staticmethod
+    def on_disk(path: Path) -> list[str]:
+        with closing(sqlite3.connect(path)) as other:
+            return [name for (name,) in other.execute("SELECT letter_id FROM inbox ORDER BY letter_id")]
+
+    async def put(self, ledger: SqliteLedger, *names: str) -> list[bool]:
+        return await ledger.put([Letter(name, "j1", "[]", 1) for name in names])
+
+    async def test_lazily_they_cost_no_write_of_their_own(self, ledger: SqliteLedger, path: Path) -> None:
+        await self.put(ledger, "a", "b")
+        with traced(ledger) as statements:
+            await ledger.throw_away(["a"], lazily=True)
+        assert (statements, self.on_disk(path)) == ([], ["a", "b"])
+        await ledger.commit(accept("j1"))
+        assert self.on_disk(path) == ["b"]
+        await ledger.throw_away(["b"], lazily=True)
+        await self.put(ledger, "c")
+        assert self.on_disk(path) == ["c"]
+
+    async def test_else_they_are_gone_at_once(self, ledger: SqliteLedger, path: Path) -> None:
+        await self.put(ledger, "a")
+        await ledger.throw_away(["a"])
+        assert self.on_disk(path) == []
+
+    async def test_they_go_when_the_ledger_is_closed_and_when_there_are_too_many(self, path: Path) -> None:
+        ledger = SqliteLedger.open(path)
+        names = [f"n{n}" for n in range(MOST_THROWN_AWAY + 1)]
+        await self.put(ledger, "a", *names)
+        await ledger.throw_away(names, lazily=True)
+        assert self.on_disk(path) == ["a"]
+        await ledger.throw_away(["a"], lazily=True)
+        await ledger.close()
+        assert self.on_disk(path) == []
+
+    async def test_a_write_that_fails_leaves_them_to_the_next(self, ledger: SqliteLedger, path: Path) -> None:
+        await self.put(ledger, "a")
+        await ledger.throw_away(["a"], lazily=True)
+        ledger._store.connection.execute("PRAGMA max_page_count = 1")
+        with pytest.raises(LedgerFull):
+            await ledger.put([Letter("b", "j1", "x" * 1_000_000, 1)])
+        ledger._store.connection.execute("PRAGMA max_page_count = 1000000")
+        assert self.on_disk(path) == ["a"]
+        assert await self.put(ledger, "a") == [True]
+        assert self.on_disk(path) == ["a"]
+        assert await self.put(ledger, "a", "b") == [False, True]

@@ -9,15 +9,17 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
+from structlog.testing import capture_logs
 
 from lucius.adapters.ledger_postgres import PostgresLedger
-from lucius.adapters.postgres import database
+from lucius.adapters.postgres import database, wakes
+from lucius.adapters.postgres import migrating as migrations_run
 from lucius.adapters.postgres.database import Database
-from lucius.adapters.postgres.functions import COMMIT
+from lucius.adapters.postgres.functions import COMMIT_2
 from lucius.adapters.postgres.schema import MIGRATIONS, Migration
 from lucius.core.decision import Decision
 from lucius.core.model import JobStatus
-from lucius.ports.errors import LedgerError, LedgerTooNew, VersionConflict
+from lucius.ports.errors import LedgerDown, LedgerError, LedgerTooNew, VersionConflict
 from lucius.ports.ledger import JobFilter, PendingQuery
 from tests.conformance.builders import accept, dispatch, then
 
@@ -25,8 +27,8 @@ KNOWN = len(MIGRATIONS)
 NOTES = Migration(("CREATE TABLE notes (body text)", "INSERT INTO notes VALUES ('migrated')"), compatible_with=KNOWN)
 
 # As the rules have it: columns with a default, a table, and a function under the next number that writes them.
-COMMIT_2 = (
-    COMMIT.replace("FUNCTION commit_1(", "FUNCTION commit_2(")
+COMMIT_3 = (
+    COMMIT_2.replace("FUNCTION commit_2(", "FUNCTION commit_3(")
     .replace("INSERT INTO live (id, ", "INSERT INTO live (note, id, ")
     .replace(
         "SELECT h.id, h.expected + 1, h.status, h.tenant, h.type, h.due",
@@ -38,10 +40,21 @@ NEXT = Migration(
         "ALTER TABLE jobs ADD COLUMN note text",
         *(f"ALTER TABLE {table} ADD COLUMN note text NOT NULL DEFAULT 'old code'" for table in ("live", "outbox")),
         "CREATE TABLE remarks (job bigint PRIMARY KEY, body text NOT NULL)",
-        COMMIT_2,
+        COMMIT_3,
     ),
     compatible_with=KNOWN,
 )
+
+INDEX = Migration(
+    (
+        "DROP INDEX CONCURRENTLY IF EXISTS live_by_tenant",
+        "CREATE INDEX CONCURRENTLY live_by_tenant ON live (tenant_id)",
+    ),
+    compatible_with=KNOWN,
+    in_transaction=False,
+)
+VALID = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('live_by_tenant')"
+BUILDS = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX CONC%' AND wait_event_type = 'Lock'"
 
 OPEN = """
 import asyncio, sys
@@ -65,7 +78,7 @@ from lucius.adapters.postgres import writer
 from tests.unit.test_postgres_migrations import MIGRATIONS, NEXT, push_on
 
 async def main():
-    writer.CALL = writer.CALL.replace("commit_1(", "commit_2(")
+    writer.CALL = writer.CALL.replace("commit_2(", "commit_3(")
     ledger = await PostgresLedger.open(sys.argv[1], migrations=(*MIGRATIONS, NEXT))
     print(await push_on(ledger, "new", 60), flush=True)
     await ledger.close()
@@ -169,6 +182,69 @@ class TestOnce:
             assert await tables(database) == set()
 
 
+class TestLong:
+    async def test_one_may_take_longer_than_any_command_and_others_wait_for_it(
+        self, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(database, "COMMAND_SECONDS", 0.4)
+        long = Migration((*NOTES.statements, "SELECT pg_sleep(1.5)"), compatible_with=KNOWN)
+
+        async def open_and_close() -> None:
+            async with opened(postgres_url, (*MIGRATIONS, long)):
+                pass
+
+        with capture_logs() as logs:
+            await asyncio.gather(*(open_and_close() for _ in range(3)))
+        async with opened(postgres_url) as migrated:
+            assert await versions(migrated) == [*range(1, KNOWN + 2)]
+            assert len(await migrated.rows("SELECT * FROM notes")) == 1
+        assert len([line for line in logs if "another process migrates" in line["event"]]) == 2
+
+    async def test_an_index_is_built_beside_commits_while_others_wait(self, postgres_url: str) -> None:
+        """For as long as a transaction lasts that had begun before, so that the commits surely meet it."""
+        ledger = await PostgresLedger.open(postgres_url)
+        async with opened(postgres_url) as other:
+            async with other.transaction() as long:
+                await long.execute("LOCK TABLE live IN ROW EXCLUSIVE MODE")  # as anybody who commits
+                migrating = [
+                    asyncio.create_task(PostgresLedger.open(postgres_url, 2, (*MIGRATIONS, INDEX))) for _ in "ab"
+                ]
+                await self.until_it_builds(other)
+                async with asyncio.timeout(5):
+                    for n in range(50):
+                        await ledger.commit(dispatch(f"j{n}"))
+                assert not any(task.done() for task in migrating)
+            for task in migrating:
+                await (await task).close()
+            assert [row["indisvalid"] for row in await other.rows(VALID)] == [True]
+            assert await versions(other) == [*range(1, KNOWN + 2)]
+        await ledger.close()
+
+    async def test_one_that_was_cut_off_is_begun_again(self, postgres_url: str) -> None:
+        async with opened(postgres_url) as other:
+            async with other.transaction() as long:
+                await long.execute("LOCK TABLE live IN ROW EXCLUSIVE MODE")
+                cut_off = asyncio.create_task(Database(postgres_url, 1).open((*MIGRATIONS, INDEX)))
+                pid = await self.until_it_builds(other)
+                await other.rows("SELECT pg_terminate_backend($1)", pid)
+                with pytest.raises(LedgerDown):
+                    await cut_off
+            assert [row["indisvalid"] for row in await other.rows(VALID)] == [False]
+            assert await versions(other) == [*range(1, KNOWN + 1)]
+            async with opened(postgres_url, (*MIGRATIONS, INDEX)):
+                assert [row["indisvalid"] for row in await other.rows(VALID)] == [True]
+            assert await versions(other) == [*range(1, KNOWN + 2)]
+
+    async def until_it_builds(self, database: Database) -> int:
+        """And waits for somebody: who builds it."""
+        async with asyncio.timeout(10):
+            while True:
+                row = await database.row(BUILDS)
+                if row is not None:
+                    return int(row["pid"])
+                await asyncio.sleep(0.005)
+
+
 class TestNewer:
     async def test_code_that_is_too_old_is_refused_with_all_versions(self, postgres_url: str) -> None:
         async with opened(postgres_url, (*MIGRATIONS, Migration(NOTES.statements, compatible_with=KNOWN + 1))):
@@ -176,6 +252,43 @@ class TestNewer:
         with pytest.raises(LedgerTooNew) as refusal:
             await PostgresLedger.open(postgres_url)
         assert all(word in str(refusal.value) for word in (f"version {KNOWN + 1}", f"knows {KNOWN}"))
+
+    @pytest.mark.parametrize("gone", ["", "DROP FUNCTION poll_1"])
+    async def test_code_that_runs_and_is_too_old_by_now_writes_no_more(
+        self, postgres_url: str, monkeypatch: pytest.MonkeyPatch, gone: str
+    ) -> None:
+        monkeypatch.setattr(wakes, "POLL_SECONDS", 0.05)
+        forbids = Migration((*NOTES.statements, *filter(None, [gone])), compatible_with=KNOWN + 1)
+        ledger = await PostgresLedger.open(postgres_url)
+        needs, heard = ledger._database.needs, asyncio.Event()
+
+        def hear(version: int) -> None:
+            needs(version)
+            if ledger._database.outdated:
+                heard.set()
+
+        monkeypatch.setattr(ledger._database, "needs", hear)
+        try:
+            before = accept("before")
+            await ledger.commit(before)
+            with capture_logs() as logs:
+                async with opened(postgres_url, (*MIGRATIONS, forbids)):
+                    pass
+                async with asyncio.timeout(10):
+                    await heard.wait()
+                with pytest.raises(LedgerDown):
+                    await ledger._wakes.look()  # says it once
+            assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == [
+                "this process must not use the ledger any more"
+            ]
+            with pytest.raises(LedgerDown, match=f"needs a Lucius that knows version {KNOWN + 1}"):
+                await ledger.commit(then(before))
+            asked = monotonic()
+            with pytest.raises(LedgerDown):
+                await ledger.load("before", fresh=True)
+            assert monotonic() - asked < 2, "nothing is to be waited for"
+        finally:
+            await ledger.close()
 
     async def test_code_that_can_go_on_goes_on_and_takes_nothing_back(self, postgres_url: str) -> None:
         async with opened(postgres_url, (*MIGRATIONS, NOTES)):
@@ -244,7 +357,7 @@ class TestTogether:
         self, postgres_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whoever comes after DDL that waits for a lock waits too: so it gives up, and tries again."""
-        monkeypatch.setattr(database, "MIGRATION_LOCK_MS", 100)
+        monkeypatch.setattr(migrations_run, "MIGRATION_LOCK_MS", 100)
         ledger = await PostgresLedger.open(postgres_url)
         async with opened(postgres_url) as other, other.transaction() as long:
             await long.execute("LOCK TABLE live IN ROW EXCLUSIVE MODE")  # as anybody who commits

@@ -32,7 +32,7 @@ from tests.conformance.test_ledger import together
 from tests.support.postgres import PostgresServer
 
 FINISHED = 100_000
-BIG = {"jobs", "done", "steps", "attempts", "events", "reviews"}
+BIG = {"jobs", "done", "steps", "attempts", "events", "reviews", "counters"}
 MANY = 400  # rows that any part of a statement may touch
 TIMES = 8
 INSTANT_IN_2200 = 7_258_118_400_000
@@ -239,6 +239,7 @@ def past() -> list[tuple[Any, ...]]:
         ("INSERT INTO events SELECT id, 1, $1 FROM done", rows.events(first.events)),
         ("INSERT INTO protocols VALUES ($1, $2)", first.job.protocol_digest, rows.body(PROTOCOL)),
         (reviews, rows.body(review_of("x"))),
+        ("INSERT INTO counters SELECT 'jobs/tenant/past-' || n, n % 2 FROM generate_series(1, $1::int) AS n", FINISHED),
     ]
 
 
@@ -331,8 +332,10 @@ async def ask_everything(ledger: PostgresLedger) -> None:
     await ledger.stored_attempts("past-7", None, 10)
     await ledger.attempts("past-7")
     await ledger.quarantined("past-7")
-    await ledger.counters()
+    await ledger.counters("jobs", "unacked/", "pending/")
+    await ledger.counters("jobs/tenant/past-7", "unacked/ocr", "pending/ocr/")
     await ledger.backlog(5_000)
+    await ledger.backlog(5_000, "ocr")
 
 
 class TestCosts:
@@ -353,6 +356,29 @@ class TestCosts:
                 scanned = node["Node Type"] == "Seq Scan" and node["Relation Name"] in BIG
                 assert not scanned, (node, plan["Query Text"])
                 assert touched(node) <= MANY, (node, plan["Query Text"])
+
+    async def test_a_services_backlog_is_told_without_a_look_at_the_others(
+        self, postgres: PostgresServer, postgres_url: str
+    ) -> None:
+        crowd = """
+            INSERT INTO outbox (job, outbox_id, seq, job_id, tenant_id, step_id, attempt_no, lease_id, service, topic,
+                                lane, created_at, next_attempt_at)
+            SELECT n, n, n, n, 'tenant-' || n, 's', 1, 'l', CASE n % 2 WHEN 0 THEN 'a' ELSE 'z' || n END, 't', 0, n,
+                   CASE n % 4 WHEN 1 THEN 1 END FROM generate_series(1, 4 * $1) AS n
+        """
+        database = Database(postgres_url, 1)
+        await database.open()
+        await database.rows(crowd, MANY)
+        await database.close()
+        with explained(postgres) as plans:
+            ledger = await PostgresLedger.open(postgres_url)
+            await ledger.commit(dispatch("j1", created_at=7))
+            asked = [await ledger.backlog(5_000, "ocr") for _ in range(TIMES)]
+            await ledger.close()
+        assert asked == [{"ocr": 7}] * TIMES
+        found = [plan["Plan"] for plan in plans if "RECURSIVE ready" in plan["Query Text"]]
+        assert len(found) == TIMES
+        assert max(touched(node) for plan in found for node in nodes(plan)) <= 2
 
     @pytest.mark.parametrize(
         "where", [JobFilter(), JobFilter(tenants=frozenset({"acme"})), JobFilter(request_type="OCR")]

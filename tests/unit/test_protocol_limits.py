@@ -64,10 +64,10 @@ class TestExpressions:
 class TestSchemas:
     @pytest.mark.parametrize("where", ["input_schema", "output_schema"])
     def test_one_that_could_explode_is_refused_at_once(self, where: str) -> None:
-        before = time.monotonic()
+        before = time.process_time()
         assert "more than 200 subschemas" in fatal(task(), **{where: bomb(15)})[0]
         assert "more than 200 subschemas" in fatal(task(payload_schema=bomb(15)))[0]
-        assert time.monotonic() - before < 1
+        assert time.process_time() - before < 1
 
     def test_all_of_them_together_are_limited(self) -> None:
         large = {"description": "x" * 90_000}
@@ -105,10 +105,10 @@ WIDE = {"items": {"anyOf": [{"minLength": 5 + i, "type": "string"} for i in rang
 class TestRefusals:
     def test_a_large_payload_is_refused_without_saying_where(self) -> None:
         made = protocol(task(), input_schema={"properties": {"a": WIDE}})
-        before = time.monotonic()
+        before = time.process_time()
         with pytest.raises(Rejected) as caught:
             Payloads().fill(made, {"a": [0] * 2_000})
-        assert time.monotonic() - before < 1
+        assert time.process_time() - before < 1
         assert [(fault.pointer, fault.message) for fault in caught.value.faults] == [
             ("/payload", "doesn't fit its schema; it is too large to say where")
         ]
@@ -117,9 +117,9 @@ class TestRefusals:
         assert caught.value.faults[0].pointer == "/payload/a/0"
 
     def test_a_large_result_is_refused_without_saying_where(self) -> None:
-        before = time.monotonic()
+        before = time.process_time()
         assert CelTools().faults(WIDE, [0] * 2_000) == ["/: doesn't fit its schema; it is too large to say where"]
-        assert time.monotonic() - before < 1
+        assert time.process_time() - before < 1
         assert CelTools().faults(WIDE, [0] * 20)[0].startswith("/0: ")
 
     def test_a_schema_from_before_the_limit_gives_a_verdict_and_no_more(self) -> None:

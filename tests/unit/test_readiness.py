@@ -44,6 +44,8 @@ class Others:
     async def ticked(self, now: Instant, gap_ms: Millis) -> Instant:
         raise AssertionError("whoever asks runs no engine")
 
+    at_work = ticked
+
     def stretch(self) -> float:
         return 1.0
 

@@ -61,6 +61,6 @@ def test_a_message_is_cut() -> None:
     "piece", ["a://", "key", "password", "-----BEGIN PRIVATE KEY-----", "eyJ", "bearer ", "a:@", '"']
 )
 def test_no_message_takes_long(piece: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     redacted(piece * 60_000)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1

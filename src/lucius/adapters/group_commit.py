@@ -8,7 +8,7 @@ from time import perf_counter
 
 import structlog
 
-from lucius.core.decision import Decision
+from lucius.core.decision import Decision, JobView
 from lucius.ports.clock import Clock
 from lucius.ports.errors import LedgerError
 from lucius.ports.peers import Presence, SharedSecrets, Wake
@@ -24,6 +24,8 @@ class GroupCommit:
     def __init__(self) -> None:
         self.on_commit: Callable[[Decision], None] | None = None
         """Told of every durable decision, in order: wakes the relay, waiting pulls and watchers."""
+        self.on_end: Callable[[JobView], None] | None = None
+        """Told, before that, all of a job that ends with it, by a ledger that knows it without looking."""
         self.on_flush: Callable[[int, float], None] | None = None
         """Told the size of every group and the seconds that it took."""
         self.on_wake: Callable[[Wake], None] | None = None

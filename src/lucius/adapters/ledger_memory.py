@@ -11,6 +11,7 @@ from lucius.adapters.inbox_memory import MemoryInbox
 from lucius.adapters.reviews_memory import MemoryReviews
 from lucius.adapters.turns import Taker, Turns, deal
 from lucius.adapters.versions_memory import MemoryVersions
+from lucius.core.counters import picked
 from lucius.core.decision import Decision, EndedAttempt, JobView
 from lucius.core.model import (
     Event,
@@ -237,8 +238,8 @@ class MemoryLedger(GroupCommit, MemoryVersions, MemoryInbox):
         rows = sorted((StoredAttempt((e.step_id, e.attempt.attempt_no), e) for e in ended), key=lambda row: row.place)
         return [row for row in rows if after is None or row.place > after.place][:limit]
 
-    async def counters(self) -> dict[str, int]:
-        return dict(self._counters)
+    async def counters(self, *names: str) -> dict[str, int]:
+        return picked(self._counters, names)
 
     async def review(self, review_id: str) -> ReviewItem | None:
         return self._reviews.find(review_id)
@@ -252,9 +253,9 @@ class MemoryLedger(GroupCommit, MemoryVersions, MemoryInbox):
     async def open_reviews(self) -> dict[str, int]:
         return self._reviews.open()
 
-    async def backlog(self, now: Instant) -> dict[str, Instant]:
+    async def backlog(self, now: Instant, service: str | None = None) -> dict[str, Instant]:
         oldest: dict[str, Instant] = {}
-        for row in (row for _, rows in self._pending.items() for row in rows.values()):
+        for row in (row for _, rows in self._pending.takers(service, frozenset()) for row in rows.values()):
             if row.claimed_at is None and (row.next_attempt_at is None or row.next_attempt_at <= now):
                 oldest[row.service] = min(row.created_at, oldest.get(row.service, row.created_at))
         return oldest

@@ -25,7 +25,7 @@ from lucius.adapters.postgres.writer import Writer
 from lucius.core.decision import Decision, JobView
 from lucius.core.model import Instant, Millis, OutboxRow
 from lucius.ports.clock import Clock
-from lucius.ports.errors import LedgerError
+from lucius.ports.errors import LedgerError, LedgerTooNew
 from lucius.ports.ledger import IdempotencyRow, PendingQuery
 from lucius.ports.peers import Presence, SharedSecrets, Wake
 from lucius.ports.protocols import ProtocolVersion
@@ -49,6 +49,7 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions, Postgres
         self.clock: Clock | None = clock
         self.secrets: SharedSecrets | None = PostgresSecrets(database)
         self.on_commit: Callable[[Decision], None] | None = None
+        self.on_end: Callable[[JobView], None] | None = None
         self.on_flush: Callable[[int, float], None] | None = None
         self.on_wake: Callable[[Wake], None] | None = None
         self._keys = Keys(database)
@@ -72,6 +73,8 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions, Postgres
         ledger = cls(database)
         try:
             await ledger._wakes.look()
+            if database.outdated:
+                raise LedgerTooNew(database.outdated)
             await ledger._wakes.start()
         except BaseException:
             await database.close()
@@ -104,6 +107,10 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions, Postgres
 
     async def put_back(self, rows: Collection[OutboxRow]) -> None:
         await self._outbox.put_back(rows)
+        self._wakes.tell_put_back({(row.service, row.lane): None for row in rows})
+
+    def announce(self, letter_ids: Collection[str]) -> None:
+        self._wakes.tell_letters(letter_ids)
 
     async def protocol_revision(self) -> int:
         return self._revision
@@ -126,9 +133,12 @@ class PostgresLedger(PostgresReader, PostgresReviews, PostgresVersions, Postgres
         self._wakes.tell_revision(revision)
         return revision
 
-    def _durable(self, decisions: Sequence[Decision], held: set[str]) -> None:
+    def _durable(self, decisions: Sequence[Decision], held: set[str], ends: Sequence[JobView]) -> None:
         """What a commit brings about: here first, then elsewhere."""
         self._outbox.committed(decisions, held)
+        if self.on_end is not None:
+            for end in ends:
+                call_safely(self.on_end, end)
         if self.on_commit is not None:
             for decision in decisions:
                 call_safely(self.on_commit, decision)

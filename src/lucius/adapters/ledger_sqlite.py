@@ -1,6 +1,7 @@
 """The default ledger: one SQLite file, one process that writes it, one transaction per group of decisions."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from lucius.adapters.sqlite.store import Store
 from lucius.adapters.sqlite.versions import SqliteVersions
 from lucius.core.decide import counted
 from lucius.core.decision import Decision
-from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerFull
+from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerFull
 from lucius.ports.ledger import IdempotencyRow
 
 log = structlog.get_logger()
@@ -34,6 +35,7 @@ class SqliteLedger(GroupCommit, SqliteReader, SqliteOutbox, SqliteReviews, Sqlit
 
     def __init__(self, store: Store) -> None:
         GroupCommit.__init__(self)
+        SqliteInbox.__init__(self)
         SqliteReader.__init__(self, store, Mirror(store))
 
     @classmethod
@@ -59,13 +61,15 @@ class SqliteLedger(GroupCommit, SqliteReader, SqliteOutbox, SqliteReviews, Sqlit
     async def close(self) -> None:
         if not self._closed:
             self._drain()
+            with suppress(LedgerError):  # they are read once more
+                self._write_along(())
             self._store.close()
 
     def _write(self, decisions: Sequence[Decision]) -> list[Exception | None]:
         batch = Batch(self._store, self._mirror)
         outcomes = [_refusal(batch, decision) for decision in decisions]
         try:
-            batch.write()
+            batch.write(self._write_along)
         except LedgerBusy as error:
             # Waiting again for each would only stall the loop for longer; and a refusal that rests on another of this
             # group would speak of a commit that never was.

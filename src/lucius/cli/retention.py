@@ -61,7 +61,7 @@ def run_(
     """
 
     async def work() -> None:
-        from lucius.wiring import open_archive, open_finished_jobs  # noqa: PLC0415
+        from lucius.wiring.adapters import open_archive, open_finished_jobs  # noqa: PLC0415
 
         settings, clock = _settings(ctx, data_dir), SystemClock()
         before = clock.now() - duration(older_than)
@@ -94,7 +94,7 @@ def show(ctx: typer.Context, job_id: JobId, archive: ArchiveDir = None, data_dir
     """Print an archived job as JSON, and check its history. Exit code 1 if it is not as it was written."""
 
     async def work() -> None:
-        from lucius.wiring import open_archive  # noqa: PLC0415
+        from lucius.wiring.adapters import open_archive  # noqa: PLC0415
 
         with open_archive(_settings(ctx, data_dir), archive, writing=False) as files:
             found = await find(files, job_id)

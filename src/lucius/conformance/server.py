@@ -113,8 +113,10 @@ class Orchestrator:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             return await self._answered(request)
-        except (ConnectionError, ClientError, HttpProcessingError, web.HTTPException, web.RequestPayloadError):
-            raise  # someone hung up, or does not speak HTTP
+        except ConnectionError:
+            return web.Response(status=400)  # someone hung up, so nobody hears it
+        except (ClientError, HttpProcessingError, web.HTTPException, web.RequestPayloadError):
+            raise  # or does not speak HTTP
         except Exception as error:
             self.surprise = self.surprise or error
             self._on_news()

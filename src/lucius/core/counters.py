@@ -9,7 +9,7 @@ from lucius.core.model import Job, Step, StepStatus
 from lucius.core.protocol import OF_THE_ENGINE
 
 UNACKED = "unacked/"
-_PENDING = "pending/"
+PENDING = "pending/"
 
 
 def counted(job: Job, active_steps: Iterable[Step]) -> dict[str, int]:
@@ -52,21 +52,40 @@ def step_counter(step: Step) -> str | None:
 
 
 def unacked_counter(service: str) -> str:
-    """Handed over, or about to be, and not picked up: what `LUCIUS_MAXUNACKED` caps."""
+    """Handed over, or about to be, and not picked up: what `LUCIUS_MAX_UNACKED` caps."""
     return f"{UNACKED}{service}"
 
 
 def pending_counter(service: str, lane: int) -> str:
     """In the outbox, and free to go to whoever takes it: what a service's replicas are scaled by."""
-    return f"{_PENDING}{service}/{lane}"
+    return f"{PENDING}{service}/{lane}"
+
+
+def counters_of(service: str) -> tuple[str, ...]:
+    """All that are kept for it."""
+    return unacked_counter(service), f"{PENDING}{service}/"
+
+
+def is_family(name: str) -> bool:
+    """Whether it stands for all counters that begin with it."""
+    return not name or name.endswith("/")
+
+
+def picked(counters: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
+    """Those that are meant by the names."""
+    found: dict[str, int] = {}
+    for name in names:
+        meant = [each for each in counters if each.startswith(name)] if is_family(name) else [name]
+        found |= {each: counters[each] for each in meant if each in counters}
+    return found
 
 
 def pending_by_lane(counters: Mapping[str, int]) -> dict[str, dict[int, int]]:
     """What waits, by service and lane."""
     found: dict[str, dict[int, int]] = {}
     for counter, n in counters.items():
-        if counter.startswith(_PENDING):
-            service, _, lane = counter.removeprefix(_PENDING).rpartition("/")
+        if counter.startswith(PENDING):
+            service, _, lane = counter.removeprefix(PENDING).rpartition("/")
             found.setdefault(service, {})[int(lane)] = n
     return found
 

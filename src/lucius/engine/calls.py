@@ -15,6 +15,7 @@ from lucius.core.inputs import HandedOver, Succeeded
 from lucius.core.model import Instant, OutboxRow, Step, StepStatus
 from lucius.core.protocol import HTTP_SERVICE
 from lucius.engine.exchange import Exchange, Outcome, failed_by
+from lucius.engine.supervise import Uncut
 from lucius.engine.window import Waiting, Window
 from lucius.ports.calls import Caller, Closed, Slot
 from lucius.ports.clock import Clock
@@ -64,6 +65,7 @@ class CallRunner:
         self._more = False
         self._aside: deque[tuple[Instant, OutboxRow]] = deque()
         self._running: set[asyncio.Task[None]] = set()
+        self._uncut = Uncut()
         self._look = asyncio.Event()
         self._opens_at: Instant | None = None
         self._stopping = False
@@ -80,11 +82,12 @@ class CallRunner:
     async def stop(self, grace: float = GRACE) -> None:
         """Let running calls end, for a while. One that is cut off ends by its lease, and is tried again like any."""
         self._stopping = True
-        if self._running:
-            await asyncio.wait(self._running, timeout=grace)
-        for task in self._running:
+        if under_way := {*self._running, *self._uncut.tasks}:
+            await asyncio.wait(under_way, timeout=grace)
+        left = {*self._running, *self._uncut.tasks}
+        for task in left:
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)
         await self._give_back_all()
 
     def _raise_failure(self) -> None:
@@ -98,7 +101,7 @@ class CallRunner:
         self._start_waiting()
         await self._dispatcher.put_back(self._window.let_go(self._clock.now(), self._has_places()))
         limit = self._window.room if len(self._aside) < MOST_ASIDE else 0
-        rows = await self._take_rows(limit) if limit else []
+        rows = await self._uncut.run(self._take_rows(limit)) if limit else []
         self._more = len(rows) == limit
         self._start_waiting()
         return self._has_use_for_more()

@@ -13,6 +13,7 @@ from lucius.core.decision import JobView
 from lucius.core.inputs import NoticeTold
 from lucius.core.model import ErrorInfo, Instant, OutboxRow
 from lucius.core.protocol import WEBHOOK_SERVICE
+from lucius.engine.supervise import Uncut
 from lucius.engine.window import Waiting, Window
 from lucius.ports.calls import Answer, Caller, Closed, Outgoing, Slot
 from lucius.ports.clock import Clock
@@ -61,6 +62,7 @@ class NoticeRunner:
         self._look = asyncio.Event()
         self._more = False
         self._running: set[asyncio.Task[None]] = set()
+        self._uncut = Uncut()
         self._stopping = False
 
     async def turn(self) -> None:
@@ -82,11 +84,12 @@ class NoticeRunner:
     async def stop(self, grace: float = GRACE) -> None:
         """Let running notices end, for a while. One that is cut off is sent again by whoever starts next."""
         self._stopping = True
-        if self._running:
-            await asyncio.wait(self._running, timeout=grace)
-        for task in self._running:
+        if under_way := {*self._running, *self._uncut.tasks}:
+            await asyncio.wait(under_way, timeout=grace)
+        left = {*self._running, *self._uncut.tasks}
+        for task in left:
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)
         await self._give_back(self._window.clear())
 
     async def start_due(self) -> bool:
@@ -94,7 +97,7 @@ class NoticeRunner:
         self._start_waiting()
         await self._give_back(self._window.let_go(self._clock.now(), self._has_places()))
         limit = min(BATCH, self._window.room, self._window.size + self._parallel - len(self._held))
-        rows = await self._take(limit) if limit > 0 else []
+        rows = await self._uncut.run(self._take(limit)) if limit > 0 else []
         self._more = len(rows) >= limit
         self._start_waiting()
         return limit > 0 and self._has_use_for_more()

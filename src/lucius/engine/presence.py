@@ -15,6 +15,9 @@ class LonePresence:
         self._last_tick = now
         return self._resumed_at
 
+    async def at_work(self, now: Instant, gap_ms: Millis) -> Instant:
+        return now if now - self._last_tick > gap_ms else self._resumed_at
+
     def stretch(self) -> float:
         return 1.0
 

@@ -9,9 +9,9 @@ import structlog
 
 from lucius.core.decision import Applied
 from lucius.core.inputs import DeadlinePassed, Input, Repair
-from lucius.core.model import Instant
+from lucius.core.model import Instant, Millis
 from lucius.ports.clock import Clock
-from lucius.ports.errors import ForeignEngine, LedgerBusy, LedgerDown, LedgerFull
+from lucius.ports.errors import ForeignEngine, LedgerAway, LedgerDown
 from lucius.ports.ledger import Ledger
 from lucius.ports.peers import Presence
 from lucius.service.jobs import Jobs
@@ -25,6 +25,7 @@ FOREIGN_MS = 2_000
 BLIND_MS = 500  # and while the ledger is down, nobody can be heard either: then this is long
 HOLD_MS = 10_000  # other replicas leave a due job to us for so long
 GAP_MS = 1_000  # not having ticked for this long counts as having been away
+KNOWN_MS = 5_000  # what a tick has found out is good for others here for so long
 
 
 class Sweeper:
@@ -51,6 +52,7 @@ class Sweeper:
         self._wake = wake
         self._last_tick: Instant = clock.now()
         self._resumed_at: Instant | None = None
+        self._known_at: Instant = 0
         self._later: dict[str, Instant] = {}
         self._was_blind = False
         self._ramp = Ramp(BATCH, jitter)
@@ -59,7 +61,7 @@ class Sweeper:
     async def deadlines_turn(self) -> None:
         await self.sweep()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._interval * self._presence.stretch()):
+            async with asyncio.timeout(self._pause()):
                 await self._wake.wait()
         self._wake.clear()
 
@@ -99,20 +101,32 @@ class Sweeper:
         """Whether a job failed a short while ago and must wait its turn."""
         return self._later.get(job_id, 0) > self._last_tick
 
+    def at_work_since(self) -> Instant:
+        """Since when there was always an engine at work. Not before now, if nobody could find out for a while."""
+        now = self._clock.now()
+        if self._resumed_at is None or now - self._known_at > max(KNOWN_MS, self._gap_ms()):
+            return now
+        return self._resumed_at
+
     async def _tick(self) -> Instant:
         """Since when there was always an engine at work."""
-        self._last_tick = self._clock.now()
-        pause = self._interval * self._presence.stretch()
-        gap_ms = max(GAP_MS, round(self._interval * 4000), round(pause * 1500))
+        ticked_at = self._last_tick = self._clock.now()
+        gap_ms = self._gap_ms()
         if self._was_blind:
-            gap_ms = min(gap_ms, BLIND_MS + round(pause * 1000))
+            gap_ms = min(gap_ms, BLIND_MS + round(self._pause() * 1000))
         resumed_at = await self._presence.ticked(self._last_tick, gap_ms)
         self._was_blind = False
         if self._resumed_at not in (None, resumed_at):
             self._ramp.outage()
             log.warning("no engine ticked for a while; overdue attempts get a fresh period", resumed_at=resumed_at)
-        self._resumed_at = resumed_at
+        self._resumed_at, self._known_at = resumed_at, ticked_at
         return resumed_at
+
+    def _pause(self) -> float:
+        return self._interval * self._presence.stretch()
+
+    def _gap_ms(self) -> Millis:
+        return max(GAP_MS, round(self._interval * 4000), round(self._pause() * 1500))
 
     async def repair(self) -> int:
         """Put jobs back on the rails that nothing would ever look at again."""
@@ -122,7 +136,7 @@ class Sweeper:
     async def _feed(self, job_id: str, happened: Input, action: str) -> bool:
         try:
             decision = await self._jobs.apply(job_id, (happened,))
-        except (LedgerFull, LedgerBusy, LedgerDown):
+        except LedgerAway:
             raise  # the store's trouble is everybody's: the loop backs off as a whole
         except ForeignEngine as error:
             self._later[job_id] = self._clock.now() + LATER_MS

@@ -4,7 +4,7 @@ from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from lucius.core.counters import pending_by_lane, unacked_by_service
+from lucius.core.counters import PENDING, UNACKED, pending_by_lane, unacked_by_service
 from lucius.core.decision import Decision
 from lucius.core.model import TERMINAL_JOB, TERMINAL_STEP, AttemptOutcome, Event, Millis, ReviewKind, Step
 from lucius.ports.clock import Clock
@@ -145,7 +145,7 @@ class Metrics:
 
     async def render(self) -> bytes:
         """The exposition text, with the gauges read from the ledger now."""
-        counters = await self._reader.counters()
+        counters = await self._reader.counters("jobs", UNACKED, PENDING)
         now = self._clock.now()
         backlog, reviews = await self._reader.backlog(now), await self._reader.open_reviews()
         self.inflight.set(counters.get("jobs", 0))

@@ -68,4 +68,7 @@ class DeadLetters(Protocol):
     async def settle(self, letters: Sequence[DeadLetter]) -> None:
         """Raises BusDown."""
 
+    def let_go(self, letters: Sequence[DeadLetter]) -> None:
+        """Not done with these, and not at it: after a while they go to whoever asks, be it us."""
+
     async def close(self) -> None: ...

@@ -6,11 +6,12 @@ LuciusError
 │   ├── AlreadyAccepted      the tenant's idempotency key is taken: names the job that holds it
 │   ├── LimitReached         a counter is at its cap: names the counter
 │   ├── VersionPublished     a published protocol version would have changed
-│   ├── LedgerFull           no space left: nothing of this commit was kept
-│   ├── LedgerDown           no connection: what was being committed may be durable or not
-│   │   └── EngineDown       the same of the engine that jobs are changed through
+│   ├── LedgerAway           nothing can be committed, whatever it is: back off as a whole
+│   │   ├── LedgerFull       no space left: nothing of this commit was kept
+│   │   ├── LedgerBusy       another process holds the ledger for writing
+│   │   └── LedgerDown       no connection: what was being committed may be durable or not
+│   │       └── EngineDown   the same of the engine that jobs are changed through
 │   ├── ForeignEngine        the job is another engine's to change, and there is none of that kind here
-│   ├── LedgerBusy           another process holds the ledger for writing
 │   ├── LedgerTooNew         written by a newer Lucius
 │   └── LedgerCorrupt        the file is not a ledger, or is damaged
 ├── ArchiveError             an archive can't be written or read
@@ -55,11 +56,19 @@ class VersionPublished(LedgerError):
     pass
 
 
-class LedgerFull(LedgerError):
+class LedgerAway(LedgerError):
     pass
 
 
-class LedgerDown(LedgerError):
+class LedgerFull(LedgerAway):
+    pass
+
+
+class LedgerBusy(LedgerAway):
+    pass
+
+
+class LedgerDown(LedgerAway):
     pass
 
 
@@ -68,10 +77,6 @@ class EngineDown(LedgerDown):
 
 
 class ForeignEngine(LedgerError):
-    pass
-
-
-class LedgerBusy(LedgerError):
     pass
 
 

@@ -155,11 +155,13 @@ class Reader(Protocol):
     async def stored_attempts(self, job_id: str, after: StoredAttempt | None, limit: int) -> list[StoredAttempt]:
         """The rows of ended attempts behind `after`, whatever is in them, in the order of their places."""
 
-    async def counters(self) -> dict[str, int]:
-        """Jobs in flight by scope and un-ACKed directives by service, as counted by the commits."""
+    async def counters(self, *names: str) -> dict[str, int]:
+        """Those of these names that are not 0, as counted by the commits. A name that ends in `/` stands for all that
+        begin with it, and an empty one for all there are: of the tenants there may be very many."""
 
-    async def backlog(self, now: Instant) -> dict[str, Instant]:
-        """The services with rows that wait for nothing but their turn, and when the oldest of each was written."""
+    async def backlog(self, now: Instant, service: str | None = None) -> dict[str, Instant]:
+        """The services with rows that wait for nothing but their turn, and when the oldest of each was written. Of one
+        service, if it is named."""
 
 
 class ReviewFilter(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,8 @@ class Wake(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `changed` are jobs that go on, `ended` those that do not. `ready` are services and lanes with rows that nobody has
     taken, `picked_up` services that can be given more. `due` are deadlines that come before anybody would look by
-    himself. With `protocols`, some of those have changed.
+    himself. With `protocols`, some of those have changed. `told` are letters that the jobs' workflows will hear of: who
+    works on one may tell it sooner.
     """
 
     ready: tuple[tuple[str, int], ...] = ()
@@ -26,6 +27,7 @@ class Wake(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: tuple[str, ...] = ()
     due: tuple[Instant, ...] = ()
     protocols: bool = False
+    told: tuple[str, ...] = ()
 
 
 class Presence(Protocol):
@@ -33,6 +35,9 @@ class Presence(Protocol):
 
     async def ticked(self, now: Instant, gap_ms: Millis) -> Instant:
         """Note that an engine is at work; since when there was always one, with no gap longer than that."""
+
+    async def at_work(self, now: Instant, gap_ms: Millis) -> Instant:
+        """The same, for one who minds deadlines that no engine looks at: nothing is noted."""
 
     async def last_tick(self) -> Instant | None:
         """When an engine was at work last, for those who run none; None if there never was one."""

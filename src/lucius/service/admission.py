@@ -55,7 +55,7 @@ class Admission:
         self._watched = {name: seen for name, seen in self._watched.items() if seen[1] > now}
         if self._gate is None or not self._watched:
             return
-        counters = await self._reader.counters()
+        counters = await self._reader.counters(*self._watched)
         roomy = [name for name, (cap, _) in self._watched.items() if counters.get(name, 0) < cap.limit]
         if roomy:
             self._gate.reopen(roomy)

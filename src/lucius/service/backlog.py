@@ -1,9 +1,9 @@
 """What services have before them, for those who decide how many replicas run. Read from counters, never counted."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from lucius.contract import ServiceBacklog
-from lucius.core.counters import pending_by_lane, unacked_by_service
+from lucius.core.counters import PENDING, UNACKED, counters_of, pending_by_lane, unacked_by_service
 from lucius.core.model import Instant
 from lucius.ports.ledger import Reader
 from lucius.service.timestamps import timestamp
@@ -11,16 +11,19 @@ from lucius.service.timestamps import timestamp
 
 async def backlog_of(reader: Reader, service: str, now: Instant) -> ServiceBacklog:
     """Nothing is known of a service that has nothing to do: it has a backlog of 0, whether it exists or not."""
-    (found,) = await _backlogs(reader, now, (service,))
+    counters, oldest = await reader.counters(*counters_of(service)), await reader.backlog(now, service)
+    (found,) = _backlogs(counters, oldest, (service,))
     return found
 
 
 async def every_backlog(reader: Reader, now: Instant) -> list[ServiceBacklog]:
-    return await _backlogs(reader, now, None)
+    counters, oldest = await reader.counters(UNACKED, PENDING), await reader.backlog(now)
+    return _backlogs(counters, oldest, None)
 
 
-async def _backlogs(reader: Reader, now: Instant, services: Iterable[str] | None) -> list[ServiceBacklog]:
-    counters, oldest = await reader.counters(), await reader.backlog(now)
+def _backlogs(
+    counters: Mapping[str, int], oldest: Mapping[str, Instant], services: Iterable[str] | None
+) -> list[ServiceBacklog]:
     pending, unacked = pending_by_lane(counters), unacked_by_service(counters)
     return [
         ServiceBacklog(

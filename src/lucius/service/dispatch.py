@@ -24,6 +24,7 @@ from lucius.ports.clock import Clock
 from lucius.ports.errors import (
     BusDown,
     ForeignEngine,
+    LedgerAway,
     LedgerDown,
     LedgerError,
     LimitReached,
@@ -31,16 +32,21 @@ from lucius.ports.errors import (
     OutcomeUnknown,
 )
 from lucius.ports.ledger import Ledger, Outbox, PendingQuery, Reader
+from lucius.ports.peers import Wake
+from lucius.service.backoff import PutOff
 from lucius.service.directives import DirectiveWriter, seen_from
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
-from lucius.service.ramp import Ramp
+from lucius.service.ramp import Pace
 
 log = structlog.get_logger(__name__)
 
 HOLD_MS: Millis = 15_000  # more than a hand-over takes; whoever dies with rows in hand keeps them from others so long
 MOST_AT_ONCE = 1_024
+MOST_UNCLAIMED = 1_000
+ASIDE_SECONDS = 8.0  # with its jitter less than HOLD_MS: nobody else tries what we have set aside
+MOST_ASIDE = 200
 
 
 class Attempted(Protocol):
@@ -67,6 +73,7 @@ class Dispatcher:
         clock: Clock,
         max_unacked: int,
         jitter: Callable[[], float] = random.random,
+        on_failure: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._ledger = ledger
         self._outbox = outbox
@@ -78,8 +85,14 @@ class Dispatcher:
         self._max_unacked = max_unacked
         self._taken: dict[str, set[str]] = {}
         self._capped: dict[str, asyncio.Lock] = {}
+        self._on_failure = on_failure
         self._unclaimed: dict[str, OutboxRow] = {}
-        self._ramp = Ramp(MOST_AT_ONCE, jitter)
+        self._put_off = PutOff(clock, jitter, most_names=MOST_UNCLAIMED)
+        self._aside: set[str] = set()
+        """Rows of jobs that can't be decided about. Put back at once they would be the next to be taken, for ever."""
+        self._returning: set[asyncio.Task[None]] = set()
+        self._jitter = jitter
+        self._pace = Pace(MOST_AT_ONCE, jitter, lambda: asyncio.get_running_loop().time())
         self._me = secrets.token_hex(6)
 
     async def pull(
@@ -103,7 +116,9 @@ class Dispatcher:
         hung_up = gone() if gone else None
         try:
             while not directives and (remaining := deadline - loop.time()) > 0:
-                if not await self._hub.wait_for_row(service, remaining, seen, lanes, hung_up):
+                paced = self._pace.wait()
+                woken = await self._hub.wait_for_row(service, min(remaining, paced or remaining), seen, lanes, hung_up)
+                if not woken and (not paced or self._hub.closed or (hung_up is not None and hung_up.done())):
                     break
                 seen = self._hub.arrivals(service)
                 directives = await self._hand_out(service, limit, lanes)
@@ -120,14 +135,20 @@ class Dispatcher:
             return await self._hand_over(service, min(limit, room), lanes) if room else []
 
     async def _hand_over(self, service: str, limit: int, lanes: frozenset[int] | None) -> list[Directive]:
-        limit = min(limit, max(1, self._ramp.window - self._count_taken(service)))
+        limit = min(limit, self._pace.room(), max(1, MOST_AT_ONCE - self._count_taken(service)))
+        if not limit:
+            return []
+        self._pace.began(limit)
+        rows: list[OutboxRow] = []
         try:
             rows = await self.take(service, limit, lanes)
             directives = await self._give_all(rows)
         except LedgerDown:
-            self._ramp.outage()
+            self._pace.outage()
             raise
-        self._ramp.went_well()
+        finally:
+            self._pace.began(len(rows) - limit)
+        self._pace.went_well()
         return directives
 
     async def _give_all(self, rows: list[OutboxRow]) -> list[Directive]:
@@ -184,19 +205,39 @@ class Dispatcher:
         return rows
 
     def let_go(self, rows: Collection[OutboxRow]) -> None:
-        """They are settled, or somebody else may have them."""
+        """They are settled, or somebody else may have them, unless they are set aside."""
         for row in rows:
-            self._taken.get(row.service, set()).discard(row.outbox_id)
+            if row.outbox_id not in self._aside:
+                self._taken.get(row.service, set()).discard(row.outbox_id)
 
     async def put_back(self, rows: Collection[OutboxRow]) -> None:
         """They were not handed over: whoever asks next may have them at once, in other processes too."""
         self.let_go(rows)
+        rows = [row for row in rows if row.outbox_id not in self._aside]
         if not rows:
             return
         try:
             await self._outbox.put_back(rows)
         except LedgerError as error:
             log.warning("rows stay held until their time is over", rows=len(rows), reason=str(error))
+
+    def _set_aside(self, row: OutboxRow) -> None:
+        """Nobody gets it for a while, and others need not wait for it."""
+        if row.outbox_id not in self._aside and len(self._aside) < MOST_ASIDE:
+            self._aside.add(row.outbox_id)
+            self._taken.setdefault(row.service, set()).add(row.outbox_id)
+            pause = ASIDE_SECONDS * (1 + self._jitter() / 2)
+            asyncio.get_running_loop().call_later(pause, self._start_return, row)
+
+    def _start_return(self, row: OutboxRow) -> None:
+        task = asyncio.get_running_loop().create_task(self._return(row))
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
+
+    async def _return(self, row: OutboxRow) -> None:
+        self._aside.discard(row.outbox_id)
+        await self.put_back([row])
+        self._hub.heard(Wake(ready=((row.service, row.lane),)))
 
     def _is_taken(self, row: OutboxRow) -> bool:
         return row.outbox_id in self._taken.get(row.service, ())
@@ -213,13 +254,13 @@ class Dispatcher:
 
     async def has_room(self, service: str, on_its_way: int = 0) -> bool:
         """Whether another of its directives may be un-ACKed, beside those that no counter knows of yet."""
-        unacked = (await self._reader.counters()).get(unacked_counter(service), 0)
+        unacked = await self._count_unacked(service)
         return unacked + on_its_way < self._max_unacked
 
     async def _room(self, service: str) -> int:
         """How many more of its directives may be un-ACKed. Asked only of a service that was at its cap lately."""
         seen = self._hub.pick_ups(service)
-        unacked = (await self._reader.counters()).get(unacked_counter(service), 0)
+        unacked = await self._count_unacked(service)
         room = max(0, self._max_unacked - unacked)
         if not room:
             self._hub.hold(service, seen)
@@ -227,16 +268,38 @@ class Dispatcher:
             self._capped.pop(service, None)
         return room
 
+    async def _count_unacked(self, service: str) -> int:
+        counter = unacked_counter(service)
+        return (await self._reader.counters(counter)).get(counter, 0)
+
     async def _give(self, row: OutboxRow) -> Directive | None:
         decision = await self._report(row, HandedOver(row.step_id, row.attempt_no, row.lease_id, self._caps(row)))
         return await self.directive(row, decision) if decision is not None else None
 
     async def release_claims(self) -> None:
         """Give back the claims on what was surely not published; left alone they would count as handed over."""
-        for row in list(self._unclaimed.values()):
-            if await self._is_claimed_by_us(row):
-                await self._release(row)
-            self._unclaimed.pop(row.outbox_id, None)
+        for row in [row for name, row in self._unclaimed.items() if not self._put_off.waits(name)]:
+            try:
+                if await self._is_claimed_by_us(row):
+                    await self._release(row)
+            except LedgerAway:
+                raise
+            except Exception:  # of this job alone: others are not to wait for it
+                self._on_failure("relay")
+                pause = self._put_off.failed(row.outbox_id)
+                log.exception("could not give back a claim, will try again", job_id=row.job_id, retry_in_seconds=pause)
+                continue
+            self._forget_unclaimed(row)
+
+    def _note_unclaimed(self, row: OutboxRow) -> None:
+        """A claim of ours that may stand, on what has surely not left us."""
+        self._unclaimed[row.outbox_id] = row
+        if len(self._unclaimed) > MOST_UNCLAIMED:
+            self._forget_unclaimed(next(iter(self._unclaimed.values())))
+
+    def _forget_unclaimed(self, row: OutboxRow) -> None:
+        self._unclaimed.pop(row.outbox_id, None)
+        self._put_off.forget(row.outbox_id)
 
     async def _is_claimed_by_us(self, row: OutboxRow) -> bool:
         """A crash of the ledger may lose holds, so another may have claimed the row as well, and published it."""
@@ -250,11 +313,14 @@ class Dispatcher:
     async def publish(self, row: OutboxRow, publisher: Publisher, timeout_seconds: float) -> bool:
         """Push one row: claim, publish, report. False if it must wait. Raises BusDown, with the claim given back."""
         claim = HandOverStarted(row.step_id, row.attempt_no, row.lease_id, self._caps(row), by=self._me)
+        self._forget_unclaimed(row)  # from now on it is this claim that counts
         try:
             claimed = await self._report(row, claim)
             directive = await self.directive(row, claimed) if claimed is not None else None
-        except LedgerDown:  # the claim may stand or not, but surely nothing has left us
-            self._unclaimed[row.outbox_id] = row
+        except Exception as error:  # the claim may stand or not, but surely nothing has left us
+            self._note_unclaimed(row)
+            if not isinstance(error, (LedgerAway, Rejected)):
+                self._set_aside(row)
             raise
         if directive is None:
             return False
@@ -263,8 +329,13 @@ class Dispatcher:
         except BusDown as down:
             try:
                 await self._release(row)
-            except LedgerDown:
-                self._unclaimed[row.outbox_id] = row
+            except LedgerAway as error:
+                self._note_unclaimed(row)
+                log.warning("a claim will be given back later", job_id=row.job_id, reason=str(error))
+            except Exception:
+                self._note_unclaimed(row)
+                self._on_failure("relay")
+                log.exception("could not give back a claim, will try again", job_id=row.job_id)
             raise down
         await self._report(row, report)
         return True
@@ -293,14 +364,21 @@ class Dispatcher:
             self._capped.setdefault(row.service, asyncio.Lock())
             self._hub.hold(row.service, seen)
             return None
+        except LedgerAway:
+            raise
         except ForeignEngine as foreign:
+            self._set_aside(row)
             log.error("an outbox row waits for an engine that is not here", job_id=row.job_id, reason=str(foreign))
             return None
         except Rejected as rejected:
             if rejected.code is not RejectCode.JOB_NOT_FOUND:
                 raise
+            self._set_aside(row)
             log.error("an outbox row has no job", outbox_id=row.outbox_id)
             return None
+        except Exception:
+            self._set_aside(row)
+            raise
         return decision if isinstance(decision.reply, Applied) else None
 
     async def directive(self, about: Attempted, decision: Decision) -> Directive | None:

@@ -1,14 +1,15 @@
 """Wakes whoever waits for a commit: pulls, the relay, and those who watch a job. Nothing here polls."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from lucius.core.counters import UNACKED
-from lucius.core.decision import Decision
+from lucius.core.decision import Decision, JobView
 from lucius.core.model import Instant, OutboxStatus
 from lucius.core.protocol import OF_THE_ENGINE
 from lucius.ports.clock import Clock
@@ -16,7 +17,13 @@ from lucius.ports.peers import ANY_LANE, NEAR_MS, Wake
 
 LATE_MS = 10  # clocks differ by some milliseconds: whoever looks too early looks in vain
 
-Watchers = dict[str, dict[asyncio.Event, None]]  # in order, so that a simulation repeats itself
+AnEvent = TypeVar("AnEvent", bound=asyncio.Event)
+
+
+class End(asyncio.Event):
+    """Set once a job has ended. With the job, if its end was made here and it need not be read."""
+
+    view: JobView | None = None
 
 
 class _Waiter(Struct, eq=False):
@@ -34,14 +41,16 @@ class Hub:
         self._held: set[str] = set()
         self._pick_ups: dict[str, int] = {}
         self._arrivals: dict[str, int] = {}
-        self._watchers: Watchers = {}
-        self._enders: Watchers = {}
+        self._watchers: dict[str, dict[asyncio.Event, None]] = {}  # in order, so that a simulation repeats itself
+        self._enders: dict[str, dict[End, None]] = {}
         self.relay = asyncio.Event()
         self.due = asyncio.Event()
         self.protocols = asyncio.Event()
         self.closed = False
         self.relays = False
         self.observers: list[Callable[[Decision], None]] = []
+        self.on_told: list[Callable[[Sequence[str]], None]] = []
+        """Who is to hear of letters that workflows were told of elsewhere."""
         self.stretch: Callable[[], float] = lambda: 1.0
         """How many times rarer a look in case nobody woke us may be, as others look, too."""
 
@@ -61,6 +70,12 @@ class Hub:
         for observe in self.observers:
             observe(decision)
 
+    def ended(self, view: JobView) -> None:
+        """All of a job that ended here."""
+        for end in self._enders.get(view.job.job_id, ()):
+            end.view = view
+            end.set()
+
     def heard(self, wake: Wake) -> None:
         """Of what other processes made durable."""
         for service, lane in wake.ready:
@@ -75,6 +90,9 @@ class Hub:
             self._ring_at(due_at)
         if wake.protocols:
             self.protocols.set()
+        if wake.told:
+            for hear in self.on_told:
+                hear(wake.told)
         for job_id in (*wake.changed, *wake.ended):
             for event in self._watchers.get(job_id, ()):
                 event.set()
@@ -180,25 +198,23 @@ class Hub:
     @contextmanager
     def watch(self, job_id: str) -> Iterator[asyncio.Event]:
         """An event that is set by every change of the job."""
-        yield from _registered(self._watchers, job_id)
+        yield from _registered(self._watchers, job_id, asyncio.Event())
 
     @contextmanager
-    def watch_end(self, job_id: str) -> Iterator[asyncio.Event]:
+    def watch_end(self, job_id: str) -> Iterator[End]:
         """An event that is set once the job has ended."""
-        yield from _registered(self._enders, job_id)
+        yield from _registered(self._enders, job_id, End())
 
     def close(self) -> None:
         """Let everyone who waits go, so that a server can stop."""
         self.closed = True
         for service in self._pulls:
             self._wake_all(service)
-        for watchers in (*self._watchers.values(), *self._enders.values()):
-            for event in watchers:
-                event.set()
+        for event in (*chain(*self._watchers.values()), *chain(*self._enders.values())):
+            event.set()
 
 
-def _registered(watchers: Watchers, job_id: str) -> Iterator[asyncio.Event]:
-    event = asyncio.Event()
+def _registered(watchers: dict[str, dict[AnEvent, None]], job_id: str, event: AnEvent) -> Iterator[AnEvent]:
     events = watchers.setdefault(job_id, {})
     events[event] = None
     try:

@@ -33,6 +33,8 @@ class Jobs:
 
     engines = frozenset({""})
     """Whose jobs can be changed here while they live."""
+    needs_no_retry = ""
+    """What hands over again by itself, in words for operators."""
 
     def __init__(self, ledger: Ledger, clock: Clock, env: Env) -> None:
         self._ledger = ledger
@@ -83,8 +85,15 @@ class Jobs:
         message = f"job {job_id} is changing too fast; try again"
         raise Rejected(RejectCode.LEDGER_CONTENDED, message, retry_after_seconds=1)
 
-    async def weigh(self, job_id: str, inputs: Inputs, step_id: str | None = None, fresh: bool = False) -> Decision:
-        """What would be decided as things stand. Nothing is committed. Raises Rejected for an unknown job.
+    async def weigh(
+        self,
+        job_id: str,
+        inputs: Inputs,
+        step_id: str | None = None,
+        fresh: bool = False,
+        at: Instant | None = None,
+    ) -> Decision:
+        """What would be decided as things stand, now or then. Nothing is committed. Raises Rejected for an unknown job.
 
         No commit guards a decision that changes nothing, so it must not rest on what another process may have changed.
         """
@@ -102,7 +111,8 @@ class Jobs:
                 fresh = True
                 continue
             try:
-                now = max(self._clock.now(), view.job.updated_at)  # another process may be some milliseconds ahead
+                now = self._clock.now() if at is None else at
+                now = max(now, view.job.updated_at)  # another process may be some milliseconds ahead
                 decision = decide_all(view, happened, now, self._env)
             except MissingSteps as missing:
                 wanted |= missing.step_ids

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lucius.contract import JobView as JobAnswer
+from lucius.contract import OutboxRetried
 from lucius.core.decision import Applied, JobView
 from lucius.core.inputs import Cancel, CastVote, GiveSignal, Input, Pause, Resume, Retry, RetryHandOver
 from lucius.core.model import Instant
@@ -64,7 +65,7 @@ class Operations:
         await carry_out(self._jobs, job_id, inputs, step_id)
         return await self._queries.job(job_id, who)
 
-    async def retry_outbox(self, who: Principal, reason: str) -> dict[str, int]:
+    async def retry_outbox(self, who: Principal, reason: str) -> OutboxRetried:
         """Try everything again that waits after a failed hand-over, and wake the relay for the rest.
 
         Of the tenants that `who` may see. What waits for a service is in the same outbox and may be much more.
@@ -79,7 +80,7 @@ class Operations:
                 await asyncio.gather(*(self._retry(job_id, asked) for job_id in waiting[i : i + RETRY_BATCH]))
             )
         self._hub.relay.set()
-        return {"retried": retried, "pending": len(rows)}
+        return OutboxRetried(retried=retried, pending=len(rows), message=self._jobs.needs_no_retry)
 
     async def _retry(self, job_id: str, asked: RetryHandOver) -> bool:
         decision = await self._jobs.apply(job_id, (asked,))

@@ -9,7 +9,7 @@ from msgspec.structs import asdict, replace
 from lucius.contract import AttemptView, EventView, JobSummary, StepWithAttempts
 from lucius.contract import JobView as JobAnswer
 from lucius.contract_control import AuditView
-from lucius.core.counters import unacked_by_service
+from lucius.core.counters import UNACKED, unacked_by_service
 from lucius.core.decision import Env, JobView
 from lucius.core.model import BlockedReason, Job
 from lucius.ports.ledger import JobFilter, Ledger, Reader
@@ -35,13 +35,15 @@ class Queries:
 
     async def job(self, job_id: str, who: Principal, wait_seconds: float = 0) -> JobAnswer:
         """The job; with a wait, as soon as it has ended or the time is over."""
-        if wait_seconds > 0:
-            await self._await_end(job_id, who, wait_seconds)
-        view = await self._view(job_id, who)
+        end = await self._await_end(job_id, who, wait_seconds) if wait_seconds > 0 else None
+        view = end or await self._view(job_id, who)
         return job_view(view, await self._explainer(view.job), self._workflows_url)
 
-    async def _await_end(self, job_id: str, who: Principal, seconds: float) -> None:
-        """Woken by the commit that ends it; now and then it looks all the same, as that may be another process's."""
+    async def _await_end(self, job_id: str, who: Principal, seconds: float) -> JobView | None:
+        """Woken by the commit that ends it; now and then it looks all the same, as that may be another process's.
+
+        The answer is what the job ended as, if that is known without a look.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         with self._hub.watch_end(job_id) as ended:
@@ -50,8 +52,9 @@ class Queries:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(left, LOOK_SECONDS)):
                         await ended.wait()
-                        return
+                        return ended.view
                 live = (await self.require(job_id, who)).live
+        return None
 
     async def jobs(
         self, who: Principal, where: JobFilter, limit: int, cursor: str | None
@@ -134,7 +137,7 @@ class Queries:
         return Explainer(self._env, await self._saturated() if waits else frozenset())
 
     async def _saturated(self) -> frozenset[str]:
-        unacked = unacked_by_service(await self._reader.counters())
+        unacked = unacked_by_service(await self._reader.counters(UNACKED))
         return frozenset(service for service, n in unacked.items() if n >= self._max_unacked)
 
 

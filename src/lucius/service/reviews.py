@@ -145,7 +145,8 @@ class Reviews:
             item.job_id, self._inputs(item.review_id, asked, who), item.step_id, fresh=True
         )
         require_accepted(decision.reply, item.job_id)
-        require_room(decision, Counter(await self._reader.counters()) + planned)
+        counters = await self._reader.counters(*(cap.counter for cap in decision.caps))
+        require_room(decision, Counter(counters) + planned)
         planned.update(decision.counters)
         return decision, effect_of(before, decision, asked.from_step)
 

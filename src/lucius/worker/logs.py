@@ -28,5 +28,4 @@ def configure_logging(environ: Mapping[str, str] | None = None) -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
     )

@@ -48,8 +48,7 @@ EMPTY_PULL_PAUSE = 0.05
 UNWIND_SECONDS = 5.0
 SHUTDOWN_SECONDS = 10.0
 CLAIM_SECONDS = 60.0
-STORE_PAUSE = 5.0
-BUS_PAUSE = 30.0
+LONGEST_PAUSE = 5.0  # whoever was away and is back is asked within that: what waits there has 30 s to be ACKed
 
 
 class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,8 +166,7 @@ class Runtime:
             except (BusDown, StoreDown) as down:
                 failures += 1
                 self._connected = False
-                cap = STORE_PAUSE if isinstance(down, StoreDown) else BUS_PAUSE
-                pause = self._timing.backoff(failures, cap=cap)
+                pause = self._timing.backoff(failures, cap=LONGEST_PAUSE)
                 log.warning("not pulling", service=self._service.name, reason=str(down), retry_in=round(pause, 2))
                 self._metrics.pull_failed(self._service.name)
                 await self._timing.sleep(pause)
@@ -310,7 +308,7 @@ class Runtime:
             except (StoreDown, BusDown) as down:
                 failures += 1
                 self._connected = False
-                pause = self._timing.backoff(failures, cap=STORE_PAUSE)
+                pause = self._timing.backoff(failures, cap=LONGEST_PAUSE)
                 log.warning(
                     "store away, not pulling", reason=str(down), directives=directives, retry_in=round(pause, 2)
                 )

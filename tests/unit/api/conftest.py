@@ -1,11 +1,10 @@
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import yaml
 
 from lucius.observability.logs import configure_logging
@@ -22,14 +21,11 @@ def log_format() -> str:
 
 
 @pytest.fixture(autouse=True)
-def written(log_format: str) -> Iterator[io.StringIO]:
+def written(log_format: str) -> io.StringIO:
     """All that a server would log, at the most talkative level."""
-    before = structlog.get_config()
     stream = io.StringIO()
     configure_logging("debug", log_format, stream)
-    structlog.configure(cache_logger_on_first_use=False)
-    yield stream
-    structlog.configure(**before)
+    return stream
 
 
 # Where it could matter that a store answers later, and that others may have changed it meanwhile.

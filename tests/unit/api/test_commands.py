@@ -122,7 +122,7 @@ async def test_what_is_wrong_is_named_and_nothing_is_created(
     if pointer is not None:
         assert problem["errors"][0]["pointer"] == pointer
     assert await api.jobs() == []
-    assert await api.runtime.store.counters() == {}
+    assert await api.runtime.store.counters("") == {}
 
 
 async def test_callback_urls_of_an_allowed_host_are_in_the_directive(start: Start) -> None:

@@ -57,7 +57,7 @@ async def test_a_full_disk_refuses_creates_nothing_and_goes_on_once_there_is_spa
     api = await start(ledger_url=f"sqlite:///{tmp_path}/ledger.db", ledger_max_pages=ROOM)
     accepted, refused = await fill(api)
     assert accepted
-    counters = await api.runtime.store.counters()
+    counters = await api.runtime.store.counters("")
     assert counters["jobs"] == len(accepted)
     results = (await api.post("/v1/commands:batch", {"commands": [refused, 5]})).ok()["results"]
     assert [result["status_code"] for result in results] == [507, 422]

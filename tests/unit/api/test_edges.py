@@ -11,6 +11,7 @@ from lucius.adapters.bus_memory import MemoryBus
 from lucius.adapters.ledger_memory import MemoryLedger
 from lucius.core.classify import failure_class
 from lucius.core.decision import Decision, Defaults
+from lucius.observability.logs import configure_logging, log
 from lucius.settings import SettingsError, load_settings
 from lucius.wiring import _reload, open_runtime
 from tests.support.api import WITHIN, Api, identity, settings_for
@@ -137,6 +138,18 @@ async def test_a_key_that_looks_like_a_hash_is_still_only_a_key(api: Api) -> Non
 @pytest.mark.parametrize("word", ["non-retryable", "NON_RETRYABLE", " Non-Retryable "])
 def test_the_older_spelling_of_a_failure_class_is_understood(word: str) -> None:
     assert failure_class(word, "FAILED") == "NON_RETRYABLE"
+
+
+def test_a_logger_that_was_used_too_early_follows_what_is_configured_later() -> None:
+    early, later = io.StringIO(), io.StringIO()
+    configure_logging("info", "json", early)
+    log.info("said to the first")
+    configure_logging("warning", "json", later)
+    log.info("not loud enough")
+    log.warning("said to the second")
+    assert "said to the first" in early.getvalue()
+    (line,) = later.getvalue().splitlines()
+    assert "said to the second" in line
 
 
 async def test_a_step_is_named_in_the_log(api: Api, written: io.StringIO) -> None:

@@ -17,6 +17,7 @@ from lucius.service import admission
 from lucius.settings import SettingsError, load_settings
 from tests.support.api import Answer, Api
 from tests.support.redis import RedisServer
+from tests.support.until import until
 from tests.unit.api.conftest import Start, write_config
 
 ONE_EACH: dict[str, Any] = {"limits": {"tenant_max_inflight": 1}}
@@ -75,12 +76,6 @@ def gate_of(api: Api) -> RedisGate:
     gate = api.runtime.admission._gate
     assert isinstance(gate, RedisGate)
     return gate
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN):
-        while not condition():  # noqa: ASYNC110 - what is waited for is in another process
-            await asyncio.sleep(0.005)
 
 
 def commits(api: Api) -> list[Decision]:
@@ -223,9 +218,9 @@ def looks(api: Api) -> list[float]:
     read: list[float] = []
     counters = api.runtime.store.counters
 
-    async def counting() -> dict[str, int]:
+    async def counting(*names: str) -> dict[str, int]:
         read.append(time.monotonic())
-        return await counters()
+        return await counters(*names)
 
     api.runtime.store.counters = counting  # type: ignore[method-assign]
     return read

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from lucius.core.decision import Defaults
+from lucius.adapters.ledger_postgres import PostgresLedger
+from lucius.core.decision import Defaults, JobView
 from tests.support.api import Api
+from tests.support.until import until
 from tests.unit.api.conftest import Start, key_entry
 
 JOB_FIELDS = set(
@@ -211,6 +213,27 @@ async def test_wait_answers_as_soon_as_the_job_has_ended(api: Api) -> None:
     await api.finish(job_id)
     assert (await waiting).ok()["status"] == "SUCCEEDED"
     assert (await api.get(f"/v1/jobs/{job_id}?wait=60")).ok()["status"] == "SUCCEEDED"
+
+
+async def test_wait_answers_what_a_look_would_and_needs_none_where_all_of_the_job_is_known(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, looks = api.runtime.store, list[str]()
+    read = store.job
+
+    async def look(job_id: str) -> JobView | None:
+        looks.append(job_id)
+        return await read(job_id)
+
+    job_id = await api.submit()
+    directive = await api.pull_one()
+    waiting = asyncio.create_task(api.get(f"/v1/jobs/{job_id}?wait=60"))
+    await until(lambda: job_id in api.runtime.hub._enders)  # and what it looks at next is known without a read
+    monkeypatch.setattr(store, "job", look)
+    (await api.succeed(directive)).ok()
+    answer = (await waiting).ok()
+    assert len(looks) == (0 if isinstance(store, PostgresLedger) else 1)
+    assert answer == await api.job(job_id)
 
 
 async def test_wait_answers_the_job_as_it_stands_when_the_time_is_over(api: Api) -> None:

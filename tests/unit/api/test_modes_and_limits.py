@@ -127,4 +127,4 @@ async def test_a_job_that_ends_otherwise_makes_room_too(start: Start, ledger_url
     else:
         (await api.fail(await api.pull_one(), failure_class="NON_RETRYABLE")).ok()
     await api.submit(idempotency_key="2")
-    assert (await api.runtime.store.counters())["jobs"] == 1
+    assert (await api.runtime.store.counters("jobs"))["jobs"] == 1

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.api import Api
+from lucius.service import dispatch
+from tests.support.api import WITHIN, Api
 from tests.unit.api.conftest import Start, key_entry
 
 FIELDS = set(
@@ -53,6 +54,22 @@ async def test_a_pull_waits_for_the_first_directive(api: Api) -> None:
     await asyncio.sleep(0)
     job_id = await api.submit()
     assert [d["jobId"] for d in await waiting] == [job_id]
+
+
+async def test_a_pull_waits_for_what_could_not_be_handed_over_a_while_ago(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "ASIDE_SECONDS", 0.3)
+    job_id = await api.submit()
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(api.runtime.store, "load", fail)
+        (await api.post("/v1/services/ocr/directives:pull", {})).problem(500, "INTERNAL")
+    (directive,) = await api.pull(wait_seconds=WITHIN)
+    assert directive["jobId"] == job_id
 
 
 async def test_a_pull_with_nothing_to_do_answers_when_its_time_is_over(api: Api) -> None:

@@ -78,7 +78,7 @@ def test_a_run_beside_servers_takes_its_time(
         yield None
 
     monkeypatch.setattr(Retention, "run", note)
-    monkeypatch.setattr("lucius.wiring.open_finished_jobs", no_jobs)
+    monkeypatch.setattr("lucius.wiring.adapters.open_finished_jobs", no_jobs)
     answer = lucius("retention", "run", *arguments, env={"LUCIUS_LEDGER_URL": ledger})
     assert answer.exit_code == 0, answer.stderr
     assert [order.pause for order in orders] == [paused]

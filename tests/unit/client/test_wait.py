@@ -57,7 +57,7 @@ async def test_a_timeout_says_how_the_job_stands(lucius: AsyncClient, server: Se
     began = time.monotonic()
     with pytest.raises(TimedOut) as caught:
         await lucius.wait(job_id, timeout=0.3)
-    assert 0.3 <= time.monotonic() - began < 1.0
+    assert 0.3 <= time.monotonic() - began < 5.0
     assert isinstance(caught.value, TimeoutError)
     assert caught.value.job is not None
     assert caught.value.job.blocked_on is not None

@@ -2,19 +2,22 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 
 import pytest
+from structlog.testing import capture_logs
 
 from lucius.adapters.bus_memory import MemoryBus
 from lucius.contract import Directive
-from lucius.core.decision import Decision
+from lucius.core.decision import Decision, JobView
 from lucius.core.inputs import Ack, HandOverStarted
 from lucius.core.model import OutboxRow, StepStatus
 from lucius.core.protocol import StepSpec
-from lucius.ports.errors import LedgerDown, LimitReached
+from lucius.ports.errors import BusDown, ForeignEngine, LedgerBusy, LedgerCorrupt, LedgerDown, LedgerFull, LimitReached
 from lucius.ports.ledger import PendingQuery
-from tests.support.engine import Engine
+from lucius.service import dispatch, ramp
+from lucius.service.errors import RejectCode, Rejected
+from tests.support.engine import WITHIN, Engine
 
 OCR = StepSpec(step_id="ocr", step_type="OCR", service="ocr")
 
@@ -168,14 +171,43 @@ class TestRowsInHand:
         assert await engine.dispatcher.take("ocr", 1) == rows
 
 
-async def test_after_an_outage_of_the_ledger_pulls_get_few_at_first_and_soon_all() -> None:
-    engine = Watched()
-    await engine.jobs_of("a", 200)
-    engine.down = True
-    with pytest.raises(LedgerDown):
-        await engine.pull(100)
-    engine.down = False
-    assert [len(await engine.pull(100)) for _ in range(5)] == [8, 16, 32, 64, 80]
+class TestAfterAnOutage:
+    @pytest.fixture
+    async def engine(self, monkeypatch: pytest.MonkeyPatch) -> Watched:
+        monkeypatch.setattr(ramp, "STEP_SECONDS", 0.05)
+        engine = Watched()
+        await engine.jobs_of("a", 200)
+        engine.down = True
+        with pytest.raises(LedgerDown):
+            await engine.pull(100)
+        engine.down = False
+        return engine
+
+    async def test_pulls_get_few_at_first_and_soon_all(self, engine: Watched) -> None:
+        began = asyncio.get_running_loop().time()
+        assert [len(await engine.pull(100, wait_seconds=5)) for _ in range(5)] == [8, 16, 32, 64, 80]
+        assert asyncio.get_running_loop().time() - began >= 4 * 0.05
+
+    async def test_asking_more_often_brings_no_more(self, engine: Watched) -> None:
+        assert [len(await engine.pull(5)) for _ in range(4)] == [5, 3, 0, 0]
+
+    async def test_nor_do_many_who_ask_at_once(self, engine: Watched) -> None:
+        assert sum(map(len, await asyncio.gather(*(engine.pull(5) for _ in range(20))))) == 8
+        assert all(await asyncio.gather(*(engine.pull(5, wait_seconds=5) for _ in range(20))))
+
+    async def test_who_hangs_up_meanwhile_gets_nothing(self, engine: Watched) -> None:
+        assert len(await engine.pull(100)) == 8
+        gone = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(engine.dispatcher.pull("ocr", 100, 5, None, lambda: gone))
+        await asyncio.sleep(0)
+        gone.set_result(None)
+        assert await waiting == []
+
+    async def test_one_that_was_itself_away_gives_what_it_is_asked_for(self) -> None:
+        """Services ask for as much as they can do: only those who can't know of each other must be held back."""
+        engine = Watched()
+        await engine.jobs_of("a", 50)
+        assert len(await engine.pull(100)) == 50
 
 
 class TestClaims:
@@ -234,3 +266,177 @@ class TestClaims:
         await engine.feed(HandOverStarted("ocr", row.attempt_no, row.lease_id, by="another"), job_id="a-0")
         await engine.dispatcher.release_claims()
         assert (await engine.step("ocr", "a-0")).attempt.claimed_at is not None
+
+    @pytest.mark.parametrize("trouble", [LedgerCorrupt("unreadable"), TypeError("of another version")])
+    async def test_one_that_cannot_be_given_back_holds_up_no_other(
+        self, trouble: Exception, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine, bus = Watched(), MemoryBus()
+        await engine.jobs_of("a", 2)
+        rows = await engine.dispatcher.take(None, 2)
+        commit, load = engine.ledger.commit, engine.ledger.load
+
+        async def kept_and_lost(decision: Decision) -> None:
+            await commit(decision)
+            raise LedgerDown("the answer was lost")
+
+        async def spoilt(job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
+            if job_id == rows[0].job_id:
+                raise trouble
+            return await load(job_id, step_ids, fresh)
+
+        with monkeypatch.context() as away:
+            away.setattr(engine.ledger, "commit", kept_and_lost)
+            for row in rows:
+                with pytest.raises(LedgerDown):
+                    await engine.dispatcher.publish(row, bus, 1)
+        with monkeypatch.context() as broken:
+            broken.setattr(engine.ledger, "load", spoilt)
+            await engine.dispatcher.release_claims()
+        assert await self.claimed(engine) == [rows[0].job_id]
+        engine.clock.advance(60)
+        await engine.dispatcher.release_claims()
+        assert await self.claimed(engine) == []
+
+    @pytest.mark.parametrize(
+        ("trouble", "level"),
+        [
+            (LedgerFull("no space"), "warning"),
+            (LedgerBusy("held"), "warning"),
+            (LedgerDown("away too"), "warning"),
+            (LedgerCorrupt("unreadable"), "error"),
+        ],
+    )
+    async def test_one_is_given_back_later_whatever_kept_it(
+        self, trouble: Exception, level: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And who reads the log can tell an outage, which passes, from what wants somebody's attention."""
+        engine, bus = Watched(), MemoryBus()
+        await engine.jobs_of("a", 1)
+        (row,) = await engine.dispatcher.take(None, 1)
+
+        commit = engine.ledger.commit
+
+        async def fail(decision: Decision) -> None:
+            raise trouble
+
+        async def down(topic: str, directive: Directive) -> None:
+            monkeypatch.setattr(engine.ledger, "commit", fail)
+            raise BusDown("away")
+
+        monkeypatch.setattr(bus, "publish", down)
+        with capture_logs() as logs, pytest.raises(BusDown):
+            await engine.dispatcher.publish(row, bus, 1)
+        assert [(said["log_level"], "exc_info" in said) for said in logs] == [(level, level == "error")]
+        monkeypatch.setattr(engine.ledger, "commit", commit)
+        await engine.dispatcher.release_claims()
+        assert await self.claimed(engine) == []
+
+    async def claimed(self, engine: Watched) -> list[str]:
+        rows = await engine.ledger.pending(PendingQuery(limit=9, now=engine.clock.now(), claimed=True))
+        return [row.job_id for row in rows]
+
+
+class TestAJobThatCanNotBeDecidedAbout:
+    """Its row is tried now and then, and stands in nobody's way meanwhile."""
+
+    TROUBLE = (LedgerCorrupt("unreadable"), RuntimeError("a bug of ours"), ForeignEngine("driven by another"))
+
+    @staticmethod
+    def spoil(engine: Watched, monkeypatch: pytest.MonkeyPatch, trouble: Exception) -> list[str]:
+        """Whenever somebody tries it, it is noted."""
+        tried, load = list[str](), engine.ledger.load
+
+        async def spoilt(job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
+            if job_id == "a-0":
+                tried.append(job_id)
+                raise trouble
+            return await load(job_id, step_ids, fresh)
+
+        monkeypatch.setattr(engine.ledger, "load", spoilt)
+        return tried
+
+    @staticmethod
+    async def try_in_vain(trouble: Exception, attempt: Awaitable[list[Directive] | bool]) -> None:
+        """Whoever comes first hears of it, or is given nothing where it is no error of ours."""
+        if isinstance(trouble, ForeignEngine):
+            assert not await attempt
+        else:
+            with pytest.raises(type(trouble)):
+                await attempt
+
+    @pytest.mark.parametrize("trouble", TROUBLE, ids=repr)
+    async def test_keeps_no_pull_from_the_next_one(self, trouble: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = Watched()
+        await engine.jobs_of("a", 3)
+        tried = self.spoil(engine, monkeypatch, trouble)
+        await self.try_in_vain(trouble, engine.pull(1))
+        got = [directive.jobId for _ in range(2) for directive in await engine.pull(1)]
+        assert (got, await engine.pull(1), len(tried)) == (["a-1", "a-2"], [], 1)
+
+    @pytest.mark.parametrize("trouble", TROUBLE, ids=repr)
+    async def test_keeps_no_relay_from_the_next_one(self, trouble: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine, bus = Watched(), MemoryBus()
+        await engine.jobs_of("a", 3)
+        tried = self.spoil(engine, monkeypatch, trouble)
+        for job_id in ("a-0", "a-1", "a-2"):
+            (row,) = await engine.dispatcher.take(None, 1)
+            assert row.job_id == job_id
+            publishing = engine.dispatcher.publish(row, bus, 1)
+            await (self.try_in_vain(trouble, publishing) if job_id == "a-0" else publishing)
+            await engine.dispatcher.put_back([row])
+        assert (await engine.dispatcher.take(None, 1), len(tried)) == ([], 1)
+
+    async def test_is_tried_again_after_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dispatch, "ASIDE_SECONDS", 0.01)
+        engine, trouble = Watched(), LedgerCorrupt("unreadable")
+        await engine.jobs_of("a", 1)
+        with monkeypatch.context() as patches:
+            self.spoil(engine, patches, trouble)
+            await self.try_in_vain(trouble, engine.pull(1))
+        engine.hub.relay.clear()
+        assert [directive.jobId for directive in await engine.pull(1, wait_seconds=WITHIN)] == ["a-0"]
+        assert (engine.dispatcher._aside, engine.hub.relay.is_set()) == (set(), True)
+
+    async def test_nor_does_one_whose_directive_can_not_be_written(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine, bus = Watched(), MemoryBus()
+        await engine.jobs_of("a", 2)
+
+        async def fail(*_: object) -> None:
+            raise LedgerCorrupt("a step before it is unreadable")
+
+        (row,) = await engine.dispatcher.take(None, 1)
+        with monkeypatch.context() as patches:
+            patches.setattr(engine.dispatcher, "directive", fail)
+            with pytest.raises(LedgerCorrupt):
+                await engine.dispatcher.publish(row, bus, 1)
+        await engine.dispatcher.put_back([row])
+        await engine.dispatcher.release_claims()
+        assert [row.job_id for row in await engine.dispatcher.take(None, 9)] == ["a-1"]
+
+    @pytest.mark.parametrize("trouble", [LedgerDown("away"), Rejected(RejectCode.LEDGER_CONTENDED, "too fast")])
+    async def test_is_not_one_that_could_not_be_decided_about_just_now(
+        self, trouble: Exception, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = Watched()
+        await engine.jobs_of("a", 1)
+        with monkeypatch.context() as patches:
+            self.spoil(engine, patches, trouble)
+            with pytest.raises(type(trouble)):
+                await engine.pull(1)
+        assert [directive.jobId for directive in await engine.pull(1)] == ["a-0"]
+
+    async def test_is_one_of_so_many_at_most(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dispatch, "MOST_ASIDE", 2)
+        engine = Watched()
+        await engine.jobs_of("a", 3)
+
+        async def fail(job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
+            raise LedgerCorrupt("unreadable")
+
+        with monkeypatch.context() as patches:
+            patches.setattr(engine.ledger, "load", fail)
+            with pytest.raises(LedgerCorrupt):
+                await engine.pull(3)
+            assert len(engine.dispatcher._aside) == 2
+        assert [directive.jobId for directive in await engine.pull(3)] == ["a-2"]

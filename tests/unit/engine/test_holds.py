@@ -1,7 +1,7 @@
 """Rows that wait in memory, for a host or a slot, must not be kept from other replicas for long."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
 import pytest
 
@@ -36,6 +36,8 @@ class Watched(Engine):
         self.times_given_back = 0
         self.given_back: list[str] = []
         self.holds: list[int] = []
+        self.taking, self.answers = asyncio.Event(), asyncio.Event()
+        self.answers.set()
         self._pending = self.ledger.pending
         self.ledger.put_back = self._watch_put_back  # type: ignore[method-assign]
         self.ledger.pending = self._watch_pending  # type: ignore[method-assign]
@@ -49,7 +51,22 @@ class Watched(Engine):
         self.holds.append(query.hold_ms)
         rows = await self._pending(query)
         self.taken.update(row.job_id for row in rows)
+        self.taking.set()
+        await self.answers.wait()
         return rows
+
+    async def stopped_while_taking(
+        self, turn: Callable[[], Awaitable[None]], stop: Callable[[float], Awaitable[None]]
+    ) -> None:
+        self.answers.clear()
+        self.taking.clear()
+        turning = asyncio.ensure_future(turn())
+        await self.taking.wait()
+        turning.cancel()
+        stopping = asyncio.ensure_future(stop(5))
+        await asyncio.wait({turning})
+        self.answers.set()
+        await stopping
 
     def in_hand(self) -> int:
         return len(self.taken)
@@ -127,6 +144,13 @@ class TestCalls:
         await self.waiting(engine, there)
         await engine.calls.stop(0.01)
         assert engine.given_back == ["two"]
+
+    async def test_nor_what_it_was_just_taking(self, there: Peer) -> None:
+        engine = Watched()
+        spec = StepSpec(step_id="call", kind="external_call", external_call=Call(url=there.url))
+        await engine.submit(spec, job_id="one")
+        await engine.stopped_while_taking(engine.calls.turn, engine.calls.stop)
+        assert (engine.given_back, there.seen) == (["one"], [])
 
 
 class OneAtATime:
@@ -235,3 +259,10 @@ class TestNotices:
         runner = await self.waiting(engine, caller)
         await runner.stop(0.01)
         assert engine.given_back == ["b"]
+
+    async def test_nor_what_it_was_just_taking(self) -> None:
+        engine, caller = Watched(), OneAtATime()
+        await engine.ended_jobs("a")
+        runner = engine.notices(caller)
+        await engine.stopped_while_taking(runner.turn, runner.stop)
+        assert (engine.given_back, caller.told) == (["a"], [])

@@ -1,19 +1,21 @@
 """The relay: what hangs holds up nobody else, and a claim is settled only when nobody can be at it any more."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from lucius.adapters.bus_memory import MemoryBus
 from lucius.contract import Directive
-from lucius.core.decision import Decision
+from lucius.core.decision import Decision, JobView
 from lucius.core.inputs import Ack, HandOverStarted
-from lucius.core.model import OutboxStatus, StepStatus
+from lucius.core.model import OutboxRow, OutboxStatus, StepStatus
 from lucius.core.protocol import StepSpec
+from lucius.engine import relay as relay_module
 from lucius.engine.relay import Relay
-from lucius.ports.errors import BusDown, LedgerDown, LimitReached
+from lucius.ports.errors import BusDown, LedgerCorrupt, LedgerDown, LimitReached
 from lucius.ports.ledger import PendingQuery
 from lucius.service import ramp
 from tests.support.engine import Engine
@@ -44,7 +46,27 @@ class Bus(MemoryBus):
         self.news.set()
 
 
-def relay_of(engine: Engine, bus: Bus, *, shared: bool = False, parallel: int = 32) -> Relay:
+class Taking:
+    """An outbox whose rows are on their way for as long as a test wants."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began, self.go_on = asyncio.Event(), asyncio.Event()
+        self.given_back: list[str] = []
+        self._pending = engine.ledger.pending
+        monkeypatch.setattr(engine.ledger, "pending", self._slowly)
+        monkeypatch.setattr(engine.ledger, "put_back", self._note)
+
+    async def _slowly(self, query: PendingQuery) -> list[OutboxRow]:
+        rows = await self._pending(query)
+        self.began.set()
+        await self.go_on.wait()
+        return rows
+
+    async def _note(self, rows: Collection[OutboxRow]) -> None:
+        self.given_back += [row.job_id for row in rows]
+
+
+def relay_of(engine: Engine, bus: Bus, *, shared: bool = False, parallel: int = 32, **options: Any) -> Relay:
     return Relay(
         outbox=engine.ledger,
         jobs=engine.jobs,
@@ -52,11 +74,10 @@ def relay_of(engine: Engine, bus: Bus, *, shared: bool = False, parallel: int = 
         publisher=bus,
         hub=engine.hub,
         clock=engine.clock,
-        retry_interval=0.02,
         publish_timeout=TIMEOUT,
-        jitter=lambda: 0.0,
         shared=shared,
         parallel=parallel,
+        **{"retry_interval": 0.02, "jitter": lambda: 0.0, **options},
     )
 
 
@@ -169,6 +190,32 @@ class TestPublishing:
         await relay.stop(0.01)
         assert len(await engine.dispatcher.take("ocr", 9)) == 5
 
+    async def test_stop_gives_back_what_was_just_being_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine, bus = Engine(), Bus()
+        await submit(engine, "acme", 6)
+        relay = relay_of(engine, bus)
+        taking = Taking(engine, monkeypatch)
+        turn = asyncio.create_task(relay.turn())
+        await taking.began.wait()
+        turn.cancel()
+        stopping = asyncio.create_task(relay.stop(5))
+        await asyncio.wait({turn})
+        taking.go_on.set()
+        await stopping
+        assert len(taking.given_back) == 6
+        assert bus.published == []
+
+    async def test_but_waits_no_longer_for_it_than_it_may(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = Engine()
+        await submit(engine, "acme", 1)
+        relay = relay_of(engine, Bus())
+        taking = Taking(engine, monkeypatch)
+        turn = asyncio.create_task(relay.turn())
+        await taking.began.wait()
+        turn.cancel()
+        async with asyncio.timeout(2):
+            await relay.stop(0.01)
+
 
 class TestOutages:
     async def test_a_bus_that_is_down_burns_nothing_and_is_tried_again(self) -> None:
@@ -180,6 +227,33 @@ class TestOutages:
             bus.trouble = None
             await until_published(bus, 40)
         assert {directive.attempt_no for directive in bus.published} == {1}
+
+    async def test_a_bus_that_stays_down_is_asked_more_and_more_seldom(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine, bus = Engine(), Bus()
+        relay = relay_of(engine, bus, retry_interval=1.0, jitter=lambda: 1.0)
+        await submit(engine, "acme", 1)
+        bus.trouble = BusDown("away")
+        sleep, pauses = asyncio.sleep, list[float]()
+
+        async def note(seconds: float) -> None:
+            pauses.append(seconds)
+            await sleep(0)
+
+        async def tried() -> None:
+            await relay.start_ready()
+            await asyncio.wait(relay._running)
+            await relay.turn()
+
+        monkeypatch.setattr(asyncio, "sleep", note)
+        for _ in range(5):
+            await tried()
+        assert pauses == [1.5, 3, TIMEOUT, TIMEOUT, TIMEOUT]
+        bus.trouble = None
+        await tried()
+        await submit(engine, "other", 1)
+        bus.trouble = BusDown("away again")
+        await tried()
+        assert pauses[5:] == [1.5]
 
     @pytest.mark.parametrize("method", ["pending", "commit"])
     async def test_a_ledger_that_is_down_fails_the_turn_and_is_taken_up_slowly(
@@ -249,3 +323,123 @@ class TestClaims:
         await relay.settle_claims()
         assert await claimed(engine) == []
         assert (await engine.step("work", "acme-0")).status is StepStatus.INITIATED
+
+
+class TestClaimsAfterAnOutage:
+    """While the ledger was away, an owner could not say that what it claimed has not left us."""
+
+    async def unsaid(self, monkeypatch: pytest.MonkeyPatch, *, shared: bool) -> tuple[Engine, Relay]:
+        """With a claim that its owner could not give back, in a ledger that was away for long and is back."""
+        engine, bus = Engine(sweep_interval=0.2), Bus()
+        relay = relay_of(engine, bus, shared=shared, at_work_since=engine.sweeper.at_work_since)
+        await engine.sweeper.sweep()
+        await submit(engine, "acme", 1)
+        (row,) = await engine.dispatcher.take(None, 1)
+        commit = engine.ledger.commit
+
+        async def kept_and_lost(decision: Decision) -> None:
+            await commit(decision)
+            raise LedgerDown("the answer was lost")
+
+        with monkeypatch.context() as away:
+            away.setattr(engine.ledger, "commit", kept_and_lost)
+            with pytest.raises(LedgerDown):
+                await engine.dispatcher.publish(row, bus, 1)
+        engine.clock.advance(10 * TIMEOUT)
+        return engine, relay
+
+    @pytest.mark.parametrize("shared", [True, False])
+    @pytest.mark.parametrize("ticked", [True, False])
+    async def test_its_owner_comes_first(self, shared: bool, ticked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine, relay = await self.unsaid(monkeypatch, shared=shared)
+        if ticked:
+            await engine.sweeper.sweep()
+        await relay.settle_claims()
+        assert await claimed(engine) == ["acme-0"]
+        await engine.dispatcher.release_claims()
+        step = await engine.step("work", "acme-0")
+        assert (step.status, step.attempt.claimed_at) == (StepStatus.DISPATCHING, None)
+
+    async def test_what_no_owner_gives_back_is_settled_a_period_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine, relay = await self.unsaid(monkeypatch, shared=True)
+        for _ in range(round(4 * TIMEOUT)):
+            await engine.sweeper.sweep()
+            await relay.settle_claims()
+            assert await claimed(engine) == ["acme-0"]
+            engine.clock.advance(0.5)
+        await engine.sweeper.sweep()
+        await relay.settle_claims()
+        assert await claimed(engine) == []
+        assert (await engine.step("work", "acme-0")).status is StepStatus.INITIATED
+
+
+class TestClaimsThatCannotBeSettled:
+    """A job that can't be read or decided, as by a replica that is older than what wrote it."""
+
+    async def left_behind(self, *job_ids: str) -> Engine:
+        engine = Engine()
+        for job_id in job_ids:
+            await engine.submit(task(), job_id=job_id)
+            attempt = (await engine.step("work", job_id)).attempt
+            await engine.feed(HandOverStarted("work", attempt.attempt_no, attempt.lease_id), job_id=job_id)
+            engine.clock.advance(0.001)
+        engine.clock.advance(10 * TIMEOUT)
+        return engine
+
+    def spoil(self, engine: Engine, *job_ids: str) -> list[str]:
+        """Whoever looks at these fails. Answers the looks."""
+        load, looks = engine.ledger.load, list[str]()
+
+        async def spoilt(job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
+            if job_id in job_ids:
+                looks.append(job_id)
+                raise LedgerCorrupt(f"{job_id} can't be read")
+            return await load(job_id, step_ids, fresh)
+
+        engine.ledger.load = spoilt  # type: ignore[method-assign]
+        return looks
+
+    async def test_one_holds_up_nobody_behind_it(self) -> None:
+        engine = await self.left_behind("bad", "good")
+        self.spoil(engine, "bad")
+        await relay_of(engine, Bus(), shared=True).settle_claims()
+        assert await claimed(engine) == ["bad"]
+        assert (await engine.step("work", "good")).status is StepStatus.INITIATED
+
+    async def test_neither_do_more_than_are_looked_at_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(relay_module, "BATCH", 2)
+        engine = await self.left_behind("bad-1", "bad-2", "bad-3", "good")
+        self.spoil(engine, "bad-1", "bad-2", "bad-3")
+        await relay_of(engine, Bus(), shared=True).settle_claims()
+        assert await claimed(engine) == ["bad-1", "bad-2", "bad-3"]
+
+    async def test_it_is_tried_again_more_and_more_seldom_and_counted(self) -> None:
+        engine = await self.left_behind("bad")
+        looks, failures = self.spoil(engine, "bad"), list[str]()
+        relay = relay_of(engine, Bus(), shared=True, on_failure=failures.append)
+        for _ in range(100):
+            await relay.settle_claims()
+            engine.clock.advance(10)
+        assert 4 <= len(looks) <= 8
+        assert failures == ["claims"] * len(looks)
+
+    async def test_it_is_settled_once_it_can_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = await self.left_behind("bad")
+        relay = relay_of(engine, Bus(), shared=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(engine.ledger, "load", engine.ledger.load)
+            self.spoil(engine, "bad")
+            await relay.settle_claims()
+        engine.clock.advance(60)
+        await relay.settle_claims()
+        assert await claimed(engine) == []
+
+    async def test_a_ledger_that_is_away_fails_the_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = await self.left_behind("one")
+
+        async def away(*_: object) -> None:
+            raise LedgerDown("no connection")
+
+        monkeypatch.setattr(engine.ledger, "commit", away)
+        with pytest.raises(LedgerDown):
+            await relay_of(engine, Bus(), shared=True).settle_claims()

@@ -177,7 +177,7 @@ async def test_nothing_of_a_former_attempt_reaches_the_next(steps: Steps, tmp_pa
 
 async def test_a_cancelled_attempts_process_is_killed_whatever_it_does(steps: Steps, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    running = asyncio.create_task(steps.run("hold_the_interpreter", mark=str(mark), seconds=60))
+    running = asyncio.create_task(steps.run("hold_the_interpreter", mark=str(mark)))
     pid = int(await written(mark))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -317,15 +317,14 @@ def test_nothing_starts_before_it_is_needed() -> None:
 
 async def test_code_that_holds_the_interpreter_does_not_stop_heartbeats(bench: Bench, tmp_path: Path) -> None:
     bench.start(step_functions.in_processes())
-    payload = {"mark": str(tmp_path / "mark"), "seconds": 1.5}
+    payload = {"mark": str(tmp_path / "mark")}
     await bench.publish(1, step_type="hold_the_interpreter", payload=payload, lease_seconds=9.0)
     await written(tmp_path / "mark")
-    began = time.monotonic()
     for count in (1, 2, 3):
         bench.timing.advance(3)
         await until(lambda count=count: len(bench.orchestrator.of_type("heartbeat")) == count)  # type: ignore[misc]
         await bench.sender.undelivered_below(1)
-    assert time.monotonic() - began < 1, "while it held it"
+    (tmp_path / "mark.pipe").write_bytes(b".")
     assert {item["progress"] for item in bench.orchestrator.of_type("heartbeat")} == {0.25}
     assert (await bench.result())["result"] == "done"
 

@@ -35,6 +35,9 @@ class RedisDeadLetters:
     async def settle(self, letters: Sequence[DeadLetter]) -> None:
         await self._group.settle([Place(self._stream, letter.letter_id) for letter in letters])
 
+    def let_go(self, letters: Sequence[DeadLetter]) -> None:
+        self._group.leave(Place(self._stream, letter.letter_id) for letter in letters)
+
     async def close(self) -> None:
         await self._group.close()
 

@@ -114,12 +114,6 @@ class Line:
             await self._drop()
             raise
 
-    async def _answer(self, connection: Any, wait_seconds: float) -> Any:
-        try:
-            return await connection.read_response(timeout=wait_seconds + self._call_seconds)
-        except ResponseError as error:
-            return error
-
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:

@@ -1,7 +1,9 @@
 """The relay's side: directives into streams, as many in one round trip as wait at the time."""
 
 import asyncio
+import time
 from collections import Counter, deque
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -26,6 +28,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 _encode = msgspec.json.Encoder().encode
 
 
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 class _Outgoing(NamedTuple):
     stream: str
     service: str
@@ -43,13 +49,16 @@ class RedisPublisher:
         most_bytes: int = MOST_BYTES,
         most_waiting: int = MOST_WAITING,
         late_seconds: float = LATE_SECONDS,
+        now: Callable[[], int] = _wall_ms,
     ) -> None:
-        """`most_waiting` in a stream that nobody was given; beyond that, those go that are too late by so much."""
+        """`most_waiting` in a stream that nobody was given; beyond that, those go that are too late by so much, by
+        `now`, which is the time that their deadlines are of, in milliseconds."""
         self._address = parse(url)
         self._line = Line(self._address.url, call_seconds)
         self._most_bytes = most_bytes
         self._most_waiting = most_waiting
         self._late_ms = round(late_seconds * 1000)
+        self._now = now
         self._since_trim: Counter[str] = Counter()
         self._waiting: deque[_Outgoing] = deque()
         self._writing: asyncio.Task[None] | None = None
@@ -99,7 +108,8 @@ class RedisPublisher:
                 continue
             del self._since_trim[stream]
             try:
-                arguments = (service, self._most_waiting, self._late_ms, TRIM_AT_ONCE + MOST_AT_ONCE)
+                before = self._now() - self._late_ms
+                arguments = (service, self._most_waiting, before, TRIM_AT_ONCE + MOST_AT_ONCE)
                 gone = await self._line.run(scripts.TRIM, [stream], *arguments)
             except BusDown as down:
                 log.warning("a stream could not be trimmed", stream=stream, reason=str(down))

@@ -172,7 +172,7 @@ BURY = Script(
 
 TRIM = Script(
     """
-    local key, group, keep, margin, most = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+    local key, group, keep, before, most = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
     local last, held = '0-0', 0
     local groups = redis.pcall('XINFO', 'GROUPS', key)
     for _, one in ipairs(groups.err and {} or groups) do
@@ -182,13 +182,11 @@ TRIM = Script(
     end
     local many = math.min(redis.call('XLEN', key) - held - keep, most)
     if many <= 0 then return 0 end
-    local time, gone = redis.call('TIME'), 0
-    local now = time[1] * 1000 + math.floor(time[2] / 1000)
-    local window = many + math.floor(keep / 4)
+    local gone, window = 0, many + math.floor(keep / 4)
     for _, entry in ipairs(redis.call('XRANGE', key, '(' .. last, '+', 'COUNT', window)) do
         if gone >= many then break end
         for i = 1, #entry[2], 2 do
-            if entry[2][i] == 'ack_deadline_ms' and tonumber(entry[2][i + 1]) + margin < now then
+            if entry[2][i] == 'ack_deadline_ms' and tonumber(entry[2][i + 1]) < before then
                 gone = gone + redis.call('XDEL', key, entry[1])
             end
         end
@@ -196,8 +194,9 @@ TRIM = Script(
     return gone
 """
 )
-"""Of more than ARGV[2] messages that nobody was ever given, the oldest whose ACK deadline is over by ARGV[3] ms;
-ARGV[4] at most, behind a quarter of ARGV[2] that may still be wanted. How many they were."""
+"""Of more than ARGV[2] messages that nobody was ever given, the oldest whose ACK deadline lies before ARGV[3], by the
+ledger's time, as deadlines are; ARGV[4] at most, behind a quarter of ARGV[2] that may still be wanted. How many they
+were."""
 
 FORGET_GONE = Script(
     """

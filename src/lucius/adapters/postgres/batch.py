@@ -25,7 +25,7 @@ _WIDTHS = {
 }
 
 PLACEHOLDERS = ", ".join(f"${n}" for n in range(1, sum(_WIDTHS.values()) + 4))
-CALL = f"SELECT commit_1({PLACEHOLDERS})"
+CALL = f"SELECT commit_2({PLACEHOLDERS})"
 
 Row = tuple[Any, ...]
 Hold = tuple[int, Instant]
@@ -50,7 +50,7 @@ def first_id_after(instant: Instant) -> int:
 def arguments(
     decisions: Sequence[Decision], places: Sequence[Place], hold: Callable[[OutboxRow], Hold], turns: Ids
 ) -> tuple[list[list[Any]], set[str], list[int]]:
-    """Every decision is about another job. Sorted as `commit_1` wants it.
+    """Every decision is about another job. Sorted as `commit_2` wants it.
 
     Beside the arguments: the outbox rows that will be held, and how long each decision's command and steps are.
     """

@@ -28,6 +28,16 @@ class Place(Struct, frozen=True):
     table: int
 
 
+class Sizes(Struct, frozen=True):
+    """In bytes, as they were read."""
+
+    head: int
+    steps: dict[str, int]
+
+    def of(self, step_ids: Iterable[str]) -> int:
+        return self.head + sum(self.steps[step_id] for step_id in step_ids)
+
+
 class Entry(Struct, eq=False):
     """A live job with those of its steps that were asked for; `known` names them, started or not."""
 
@@ -68,6 +78,25 @@ class Cache:
         self._bytes += entry.size
         self._make_room()
 
+    def read(self, job: Job, steps: dict[str, Step], asked: Collection[str], sizes: Sizes) -> None:
+        """The database has the job like this, with these of the steps that were asked for."""
+        entry = self.entry(job.job_id)
+        if entry is not None and entry.job.version > job.version:
+            return  # a slow look
+        if entry is None or (entry.job.version, entry.job.event_hash) != (job.version, job.event_hash):
+            self.put(Entry(job, dict(steps), set(asked), sizes.of(steps)))
+        elif not entry.whole:  # what else is known of this version is as true as before
+            news = set(asked) - entry.known
+            entry.known |= news
+            entry.steps |= {step_id: steps[step_id] for step_id in news if step_id in steps}
+            self._grow(entry, sum(sizes.steps.get(step_id, 0) + len(step_id) for step_id in news))
+
+    def _grow(self, entry: Entry, size: int) -> None:
+        """Some of it may replace what was there: an entry counts for more than it is, and others go sooner."""
+        entry.size += size
+        self._bytes += size
+        self._make_room()
+
     def _make_room(self) -> None:
         while self._entries and (len(self._entries) > self._max_jobs or self._bytes > self._max_bytes):
             _, oldest = self._entries.popitem(last=False)
@@ -97,19 +126,32 @@ class Cache:
         steps = {step_id: entry.steps[step_id] for step_id in asked if step_id in entry.steps}
         return JobView(entry.job, protocol, steps, asked, cached=True)
 
-    def moved(self, job: Job, steps: Collection[Step], creates: bool, size: int) -> None:
-        """A decision became durable here, which took so many bytes to write down."""
-        if not job.live:
-            self.forget([job.job_id])
-        elif creates:
-            self.put(Entry(job, {step.step_id: step for step in steps}, set(), size, whole=True))
-        elif (entry := self.entry(job.job_id)) is not None and entry.job.version != job.version - 1:
+    def moved(self, job: Job, steps: Collection[Step], creates: bool, size: int) -> JobView | None:
+        """A decision became durable here, which took so many bytes to write down.
+
+        The answer is the whole job, if that was its end and everything about it is known.
+        """
+        if creates:
+            self.put(Entry(job, {}, set(), 0, whole=True))
+        entry = self.entry(job.job_id)
+        if entry is None:
+            return None
+        if not creates and entry.job.version != job.version - 1:
             self.forget([job.job_id])  # its steps are of another time than this head
-        elif entry is not None:
-            entry.job = job
-            for step in steps:
-                entry.steps[step.step_id] = step
-                entry.known.add(step.step_id)
-            entry.size += size  # some of it replaces what was there: an entry looks larger than it is, and goes sooner
-            self._bytes += size
-            self._make_room()
+            return None
+        entry.job = job
+        for step in steps:
+            entry.steps[step.step_id] = step
+            entry.known.add(step.step_id)
+        if not job.live:
+            return self._end(entry)
+        self._grow(entry, size)
+        return None
+
+    def _end(self, entry: Entry) -> JobView | None:
+        self.forget([entry.job.job_id])
+        protocol = self.protocols.get(entry.job.protocol_digest)
+        if not entry.whole or protocol is None:
+            return None
+        steps = sorted(entry.steps.values(), key=lambda step: step.index)
+        return JobView(entry.job, protocol, {step.step_id: step for step in steps})

@@ -13,29 +13,31 @@ class Company:
     def __init__(self, steady: Callable[[], float]) -> None:
         self._steady = steady
         self._alone = False
-        self._counted_at = -REMEMBERED_SECONDS
+        self._counted_at = self._changed_at = -REMEMBERED_SECONDS
         self._all: dict[int, float] = {}
         self._sweepers: dict[int, float] = {}
         self._counted = self._counted_sweepers = 0
         self.sweeps = False
         """Whether this process minds the deadlines."""
 
-    def counted(self, others: int, sweepers: int) -> bool:
-        """So many listen, whoever they are. Whether we are alone now and were not before."""
+    def counted(self, others: int, sweepers: int, asked: float) -> bool:
+        """So many listened when we asked, whoever they are. Whether we are alone now and were not before."""
+        if not others and self._changed_at >= asked:
+            return False  # somebody has come since, or may have come unheard
         was_alone = self.alone()
         self._counted, self._counted_sweepers, self._counted_at = others, sweepers, self._steady()
         self._alone = others == 0
         return self._alone and not was_alone
 
     def meet(self, sender: int, sweeps: bool) -> None:
-        self._alone = False
+        self._alone, self._changed_at = False, self._steady()
         self._all[sender] = self._steady()
         if sweeps:
             self._sweepers[sender] = self._steady()
 
     def hear_nobody(self) -> None:
         """The line is gone: whoever comes now can't say so."""
-        self._alone = False
+        self._alone, self._changed_at = False, self._steady()
 
     def alone(self) -> bool:
         """Nobody else listened when they were counted, not long ago, and nobody has come since."""

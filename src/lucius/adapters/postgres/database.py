@@ -2,18 +2,22 @@
 
 import asyncio
 import random
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
+import structlog
 from asyncpg import Record
 from asyncpg.pool import PoolConnectionProxy
 
+from lucius.adapters.postgres.migrating import is_older, migrate
 from lucius.adapters.postgres.schema import MIGRATIONS, Migration
-from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerDown, LedgerError, LedgerFull, LedgerTooNew
+from lucius.adapters.postgres.texts import quoted
+from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerDown, LedgerError, LedgerFull
+
+log = structlog.get_logger(__name__)
 
 CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 120.0  # opening one costs as much as many looks
@@ -21,11 +25,6 @@ COMMAND_SECONDS = 30.0
 PATIENCE_SECONDS = 5.0
 """How long somebody who reads waits for a server that is being restarted, before he is told that it is down."""
 
-MIGRATION_LOCK_MS = 500
-"""DDL that waits for a lock makes everybody else wait behind it; rather it gives up and tries again."""
-MIGRATION_TRIES = 100
-
-OLDEST_SERVER = 13
 MAX_SCHEMA = 48  # PostgreSQL cuts names off, also those made from this one
 APPLICATION = "lucius"
 
@@ -61,15 +60,15 @@ class Database:
         self._dsn = urlunsplit(parts._replace(query=urlencode(query)))
         self._connections = connections
         self._pool: asyncpg.Pool[Record] | None = None
+        self._knows = len(MIGRATIONS)
+        self.outdated = ""
+        """Why this process must not use it any more."""
 
     async def open(self, migrations: Sequence[Migration] = MIGRATIONS) -> None:
         """Raises LedgerDown, LedgerTooNew or LedgerError."""
+        self._knows = len(migrations)
         try:
-            first = await self.connect()
-            try:
-                await _migrate(first, self.schema, migrations)
-            finally:
-                await first.close()
+            await self._bring_up_to_date(migrations)
             self._pool = await asyncpg.create_pool(
                 self._dsn,
                 min_size=0,
@@ -86,15 +85,37 @@ class Database:
             )
             raise LedgerError(unusable) from None
 
-    async def connect(self, application_name: str = APPLICATION) -> "asyncpg.Connection[Record]":
+    def needs(self, version: int) -> None:
+        """Code that knows fewer migrations must not touch it any more: it would erase what newer code wrote."""
+        if version > self._knows and not self.outdated:
+            self.outdated = (
+                f"ledger {self.where} was migrated and needs a Lucius that knows version {version}; this one knows "
+                f"{self._knows}: start the newer Lucius"
+            )
+            log.error("this process must not use the ledger any more", reason=self.outdated)
+
+    async def _bring_up_to_date(self, migrations: Sequence[Migration]) -> None:
+        first = await self.connect()
+        try:
+            is_old = await is_older(first, self.schema, migrations)
+        finally:
+            await first.close()
+        if is_old:
+            own = await self.connect(patient=True)  # to build an index may take hours
+            try:
+                await migrate(own, self.schema, migrations)
+            finally:
+                await own.close()
+
+    async def connect(self, application_name: str = APPLICATION, patient: bool = False) -> "asyncpg.Connection[Record]":
         """A connection of one's own. Raises LedgerDown and the like."""
         with self.in_words():
-            return await asyncpg.connect(self._dsn, **self._options(application_name))
+            return await asyncpg.connect(self._dsn, **self._options(application_name, patient))
 
-    def _options(self, application_name: str = APPLICATION) -> dict[str, Any]:
+    def _options(self, application_name: str = APPLICATION, patient: bool = False) -> dict[str, Any]:
         return {
             "timeout": CONNECT_SECONDS,
-            "command_timeout": COMMAND_SECONDS,
+            "command_timeout": None if patient else COMMAND_SECONDS,
             "target_session_attrs": "read-write",
             # Statements here take a fraction of a millisecond; compiling one would take a hundred.
             "server_settings": {"jit": "off", "search_path": quoted(self.schema), "application_name": application_name},
@@ -120,6 +141,8 @@ class Database:
     async def connection(self) -> AsyncIterator[Connection]:
         """Raises LedgerDown and the like, also for what the block does with it."""
         assert self._pool is not None, "the database is not open"
+        if self.outdated:
+            raise LedgerDown(self.outdated)
         try:
             async with self._pool.acquire(timeout=CONNECT_SECONDS) as connection:
                 yield connection
@@ -149,7 +172,7 @@ class Database:
                 async with self.connection() as connection:
                     return await ask(connection)
             except LedgerDown:
-                if loop.time() + pause > deadline:
+                if self.outdated or loop.time() + pause > deadline:
                     raise
             await asyncio.sleep(random.uniform(0.5, 1) * pause)
             pause = min(pause * 2, 0.5)
@@ -157,10 +180,6 @@ class Database:
 
 async def _leave_as_it_is(connection: Any) -> None:
     """Nothing here changes a session, and resetting it would be a round trip more for every statement."""
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def translated(error: BaseException, where: str) -> LedgerError:
@@ -181,53 +200,3 @@ def translated(error: BaseException, where: str) -> LedgerError:
             return LedgerDown(f"ledger {where} can't be reached ({type(error).__name__}: {error})")
         case _:
             return LedgerError(f"ledger {where}: {error}")
-
-
-async def _migrate(connection: "asyncpg.Connection[Record]", schema: str, migrations: Sequence[Migration]) -> None:
-    if connection.get_server_version().major < OLDEST_SERVER:
-        raise LedgerError(f"Lucius needs PostgreSQL {OLDEST_SERVER} or newer")
-    if await _version(connection, schema, len(migrations)) >= len(migrations):
-        return
-    for _ in range(MIGRATION_TRIES):
-        try:
-            async with connection.transaction():
-                await _migrate_under_lock(connection, schema, migrations)
-        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
-            await asyncio.sleep(random.uniform(0.1, 0.5))
-        else:
-            return
-    raise LedgerBusy(
-        f"schema {schema} is in use all the time and can't be migrated; start again when there is less load"
-    )
-
-
-async def _migrate_under_lock(
-    connection: "asyncpg.Connection[Record]", schema: str, migrations: Sequence[Migration]
-) -> None:
-    """Once, whoever comes first; and all of it or nothing."""
-    await connection.execute("SELECT pg_advisory_xact_lock($1)", zlib.crc32(f"lucius/{schema}".encode()))
-    await connection.execute(f"SET LOCAL lock_timeout = {MIGRATION_LOCK_MS}")
-    if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", quoted(schema)):
-        await connection.execute(f"CREATE SCHEMA {quoted(schema)}")  # which not everybody may who owns one
-    await connection.execute(
-        "CREATE TABLE IF NOT EXISTS schema_version (version integer PRIMARY KEY, compatible_with integer NOT NULL)"
-    )
-    done = await _version(connection, schema, len(migrations))
-    for number, migration in enumerate(migrations[done:], start=done + 1):
-        for statement in migration.statements:
-            await connection.execute(statement)
-        await connection.execute("INSERT INTO schema_version VALUES ($1, $2)", number, migration.compatible_with)
-
-
-async def _version(connection: "asyncpg.Connection[Record]", schema: str, known: int) -> int:
-    """Raises LedgerTooNew if code that knows so many migrations must not touch it."""
-    if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", f"{quoted(schema)}.schema_version"):
-        return 0
-    found = await connection.fetchrow("SELECT max(version), max(compatible_with) FROM schema_version")
-    version, compatible_with = (found[0] or 0, found[1] or 0) if found else (0, 0)
-    if compatible_with > known:
-        raise LedgerTooNew(
-            f"schema {schema} has version {version} and needs a Lucius that knows version {compatible_with}; this one "
-            f"knows {known}: start the newer Lucius"
-        )
-    return int(version)

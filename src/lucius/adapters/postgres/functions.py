@@ -14,7 +14,7 @@ MOVED, OVER_CAP = "LUC01", "LUC02"
 # A group of decisions about different jobs, sorted by the caller so that two groups can't wait for each other in a
 # circle: jobs by key, heads by id, counters by name. Heads say in which table the job was and in which it is now.
 # Counters come last, as all groups want the same few: they are locked for no longer than the commit takes.
-COMMIT = f"""
+COMMIT_1 = f"""
 CREATE FUNCTION commit_1(
     j_id bigint[], j_job_id text[], j_tenant text[], j_type text[], j_created bigint[], j_key text[], j_hash text[],
     j_command text[],
@@ -148,6 +148,19 @@ BEGIN
     END IF;
 END $$
 """
+
+# A group in which some jobs go on and others end comes to their heads twice, so it locks all of them first, by id. One
+# that does only the one or the other is in order as it is and pays for nothing.
+_LOCK_HEADS = """
+    IF 1 = ANY (h_is) AND 2 = ANY (h_is) THEN
+        PERFORM 1 FROM live WHERE id = ANY (h_id) ORDER BY id FOR UPDATE;
+        IF 2 = ANY (h_was) THEN
+            PERFORM 1 FROM done WHERE id = ANY (h_id) ORDER BY id FOR UPDATE;
+        END IF;
+    END IF;
+"""
+_FIRST_LOCK = "\n    UPDATE live SET"
+COMMIT_2 = COMMIT_1.replace("commit_1(", "commit_2(", 1).replace(_FIRST_LOCK, _LOCK_HEADS + _FIRST_LOCK, 1)
 
 MOST_TENANTS = 64
 

@@ -7,7 +7,7 @@ import msgspec
 from asyncpg import Record
 
 from lucius.adapters import rows
-from lucius.adapters.postgres.cache import DONE, LIVE, Cache, Entry, Place
+from lucius.adapters.postgres.cache import DONE, LIVE, Cache, Place, Sizes
 from lucius.adapters.postgres.database import Database
 from lucius.adapters.postgres.texts import findable
 from lucius.core.decision import JobView
@@ -84,12 +84,12 @@ class Loads:
         asked = frozenset((*job.active, *step_ids))
         steps = {step.step_id: step for step in sorted(started, key=lambda s: s.index) if step.step_id in asked}
         self._cache.put_place(job.job_id, Place(record["id"], LIVE if live else DONE))
-        known = self._cache.entry(job.job_id)
-        if not live:
+        if live:
+            bodies = zip(started, record["steps"], strict=True)
+            sizes = Sizes(len(record["command"]), {step.step_id: len(body) for step, body in bodies})
+            self._cache.read(job, steps, asked, sizes)
+        else:
             self._cache.forget([job.job_id])
-        elif known is None or known.job.version <= job.version:
-            size = len(record["command"]) + sum(map(len, record["steps"]))
-            self._cache.put(Entry(job, dict(steps), set(asked), size))
         return JobView(job, await self.protocol(job.protocol_digest), steps, asked)
 
     async def protocol(self, digest: str) -> Protocol:

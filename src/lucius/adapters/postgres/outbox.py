@@ -4,7 +4,7 @@ What is taken is held for a while in its own row. A commit that writes a row for
 process holds it from the start, and it is handed out from memory.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Container, Iterable
 from itertools import chain, zip_longest
 from typing import Any
@@ -66,9 +66,15 @@ _READY_SERVICES = _SERVICES.format(
     which="next_attempt_at IS NULL AND claimed_at IS NULL", order="service, tenant_id, seq"
 )
 _LATER_SERVICES = _SERVICES.format(which="next_attempt_at IS NOT NULL", order="service, next_attempt_at, seq")
+# A row that somebody is changing at this moment is not waited for: whoever does says what becomes of it.
 _PUT_BACK = """
-    UPDATE outbox SET holder = 0, held_until = 0 FROM unnest($1::text[], $2::text[]) AS r (job_id, outbox_id), jobs
-    WHERE jobs.job_id = r.job_id AND outbox.job = jobs.id AND outbox.outbox_id = r.outbox_id AND outbox.holder = $3
+    WITH mine AS MATERIALIZED (
+        SELECT o.job, o.outbox_id FROM unnest($1::text[], $2::text[]) AS r (job_id, outbox_id)
+        JOIN jobs ON jobs.job_id = r.job_id JOIN outbox AS o ON o.job = jobs.id AND o.outbox_id = r.outbox_id
+        WHERE o.holder = $3 FOR UPDATE OF o SKIP LOCKED
+    )
+    UPDATE outbox SET holder = 0, held_until = 0 FROM mine
+    WHERE outbox.job = mine.job AND outbox.outbox_id = mine.outbox_id
 """
 _DUE = """
     SELECT jobs.job_id FROM live JOIN jobs ON jobs.id = live.id
@@ -91,6 +97,7 @@ class PostgresOutbox:
         self._empty: set[str] = set()
         self._news = 0
         self._quiet_since = -1
+        self._passed_over: frozenset[str] = frozenset()
         self._later_at: dict[str, Instant] = {}
         self._turn = 0
         self._turns: dict[str, int] = {}
@@ -156,7 +163,7 @@ class PostgresOutbox:
 
     async def _of_all(self, query: PendingQuery) -> list[OutboxRow]:
         """The services take turns too: whichever was served last is the last to be served next."""
-        if query.hold_ms and not query.later and self._quiet_since == self._news:
+        if query.hold_ms and not query.later and self._is_quiet(query):
             return self._all_reserved(query)
         news = self._news
         heads = await self._database.rows(_READY_SERVICES)
@@ -170,13 +177,23 @@ class PostgresOutbox:
         found = [row for row in dealt if row is not None][: query.limit]
         if not found and query.lanes is None:
             self._quiet_since = news
+            self._passed_over = query.except_services.intersection(service for service, _ in heads)
         return found
 
+    def _is_quiet(self, query: PendingQuery) -> bool:
+        """Whether there was nothing in the database, but for services that were not asked for and still are not."""
+        return self._quiet_since == self._news and self._passed_over <= query.except_services
+
     def _all_reserved(self, query: PendingQuery) -> list[OutboxRow]:
+        services = [service for service in self._reserve.services() if service not in query.except_services]
+        turns = deque(sorted(services, key=lambda service: self._turns.get(service, 0)))
         found: list[OutboxRow] = []
-        for service in self._reserve.services():
-            if service not in query.except_services and len(found) < query.limit:
-                found += self._reserve.take(service, query.limit - len(found), lambda row: _is_wanted(row, query))
+        while turns and len(found) < query.limit:
+            service = turns.popleft()
+            one = self._reserve.take(service, 1, lambda row: _is_wanted(row, query))
+            if one:
+                found += one
+                turns.append(service)
         return found
 
     async def _of(self, service: str, query: PendingQuery) -> list[OutboxRow]:
@@ -246,10 +263,11 @@ class PostgresOutbox:
         self._nothing_due_until = until
 
     async def due(self, now: Instant, limit: int, hold_ms: Millis = 0) -> list[str]:
-        spared, self._nothing_due_until = self._nothing_due_until, None
-        if spared is not None and now <= spared:
-            return []
+        """Whoever holds nothing may want to know whether the database answers: he is spared no look."""
         if hold_ms:
+            spared, self._nothing_due_until = self._nothing_due_until, None
+            if spared is not None and now <= spared:
+                return []
             found = await self._database.rows(_TAKE_DUE, now, limit, self._me, now + hold_ms)
         else:
             found = await self._database.rows(_DUE, now, limit)

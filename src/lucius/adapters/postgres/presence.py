@@ -6,6 +6,8 @@ from lucius.adapters.postgres.company import Company
 from lucius.adapters.postgres.database import Database
 from lucius.core.model import Instant, Millis
 
+SLOWEST_TICK_MS: Millis = 20_000  # more than the pause between two ticks of many replicas
+LONGEST_AWAY_MS: Millis = 600_000
 _TICK = "SELECT tick_1($1, $2) AS resumed_at, EXISTS (SELECT FROM live WHERE look_at <= $1) AS is_due"
 
 
@@ -28,6 +30,13 @@ class PostgresPresence:
         if not row["is_due"]:
             self._nothing_due(now)
         return int(row["resumed_at"])
+
+    async def at_work(self, now: Instant, gap_ms: Millis) -> Instant:
+        """If all are away now, that counts; but not for ever, as a deployment may have none left."""
+        row = await self._database.row("SELECT last_tick, resumed_at FROM engine")
+        assert row is not None
+        silent_ms = now - int(row["last_tick"])
+        return now if max(gap_ms, SLOWEST_TICK_MS) < silent_ms < LONGEST_AWAY_MS else int(row["resumed_at"])
 
     async def last_tick(self) -> Instant | None:
         row = await self._database.row("SELECT last_tick FROM engine WHERE last_tick > 0")

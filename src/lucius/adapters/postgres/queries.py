@@ -6,6 +6,7 @@ sorted by all of it: only the index meant can answer that. What is joined to a p
 always a probe, however few rows PostgreSQL believes the tables to have.
 """
 
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from lucius.adapters.cursor import decode_cursor, encode_cursor
 from lucius.adapters.postgres.database import Database
 from lucius.adapters.postgres.listing import listing
 from lucius.adapters.postgres.texts import findable
+from lucius.core.counters import is_family
 from lucius.core.decision import EndedAttempt, JobView
 from lucius.core.model import Event, Instant, Quarantined, Step
 from lucius.core.protocol import Protocol
@@ -48,30 +50,38 @@ _EVENTS = f"""
     ORDER BY seq LIMIT $3
 """
 
-_COUNTERS = "SELECT name, value FROM counters WHERE value <> 0"
+# `OFFSET` keeps each family a range of the index by itself: joined, they would be looked for among all counters.
+_COUNTERS = """
+    SELECT name, value FROM counters WHERE name = ANY ($1) AND value <> 0
+    UNION ALL
+    SELECT of_family.* FROM unnest($2::text[], $3::text[]) AS family (first, beyond) CROSS JOIN LATERAL (
+        SELECT name, value FROM counters WHERE name >= first AND name < beyond AND value <> 0 OFFSET 0
+    ) AS of_family
+"""
 # The first of each tenant's queue, by hopping along the index, and of what backs off at each service the first to come.
 _OLDEST = """
     WITH RECURSIVE ready AS (
         (
             SELECT service, tenant_id, created_at FROM outbox
-            WHERE next_attempt_at IS NULL AND claimed_at IS NULL ORDER BY service, tenant_id, seq LIMIT 1
+            WHERE next_attempt_at IS NULL AND claimed_at IS NULL {of} ORDER BY service, tenant_id, seq LIMIT 1
         )
         UNION ALL
         SELECT next.* FROM ready CROSS JOIN LATERAL (
             SELECT service, tenant_id, created_at FROM outbox
             WHERE next_attempt_at IS NULL AND claimed_at IS NULL
-            AND (service, tenant_id) > (ready.service, ready.tenant_id) ORDER BY service, tenant_id, seq LIMIT 1
+            AND (service, tenant_id) > (ready.service, ready.tenant_id) {of}
+            ORDER BY service, tenant_id, seq LIMIT 1
         ) AS next
     ), later AS (
         (
             SELECT service, next_attempt_at, created_at FROM outbox
-            WHERE next_attempt_at IS NOT NULL AND claimed_at IS NULL ORDER BY service, next_attempt_at, seq LIMIT 1
+            WHERE next_attempt_at IS NOT NULL AND claimed_at IS NULL {of} ORDER BY service, next_attempt_at, seq LIMIT 1
         )
         UNION ALL
         SELECT next.* FROM later CROSS JOIN LATERAL (
             SELECT service, next_attempt_at, created_at FROM outbox
             WHERE next_attempt_at IS NOT NULL AND claimed_at IS NULL
-            AND service > later.service ORDER BY service, next_attempt_at, seq LIMIT 1
+            AND service > later.service {of} ORDER BY service, next_attempt_at, seq LIMIT 1
         ) AS next
     )
     SELECT service, min(created_at) AS oldest FROM (
@@ -80,6 +90,7 @@ _OLDEST = """
         SELECT service, created_at FROM later WHERE next_attempt_at <= $1
     ) AS found GROUP BY service
 """
+_OLDEST_OF_ALL, _OLDEST_OF_ONE = _OLDEST.format(of=""), _OLDEST.format(of="AND service = $2")
 
 # One snapshot, so a job that is being moved on can't look lost. The last column says how far the window reaches.
 _DRIFTED = f"""
@@ -155,17 +166,27 @@ class PostgresReader:
     async def _of_job(self, sql: str, job_id: str, *values: Any) -> list[Any]:
         return await self._database.rows(sql, job_id, *values) if findable(job_id) else []
 
-    async def counters(self) -> dict[str, int]:
-        return {row["name"]: row["value"] for row in await self._database.rows(_COUNTERS)}
+    async def counters(self, *names: str) -> dict[str, int]:
+        single = [name for name in names if not is_family(name)]
+        families = [name for name in names if is_family(name)]
+        beyond = [_beyond(name) for name in families]
+        found = await self._database.rows(_COUNTERS, single, families, beyond)
+        return {row["name"]: row["value"] for row in found}
 
-    async def backlog(self, now: Instant) -> dict[str, Instant]:
-        return {row["service"]: row["oldest"] for row in await self._database.rows(_OLDEST, now)}
+    async def backlog(self, now: Instant, service: str | None = None) -> dict[str, Instant]:
+        asked = (_OLDEST_OF_ALL, now) if service is None else (_OLDEST_OF_ONE, now, service)
+        return {row["service"]: row["oldest"] for row in await self._database.rows(*asked)}
 
     async def drifted(self, limit: int) -> list[Drift]:
         found = await self._database.rows(_DRIFTED, self._drift_after, limit)
         lost = [row for row in found if row["id"] is not None]
         self._drift_after = lost[-1]["id"] if len(lost) == limit else found[0]["reach"]
         return [Drift(row["job_id"], tuple(row["missing"])) for row in lost]
+
+
+def _beyond(family: str) -> str:
+    """What comes behind all names that begin so: `0` is the character next to `/`."""
+    return f"{family[:-1]}0" if family else chr(sys.maxunicode)
 
 
 def _by_name(bodies: Iterable[str]) -> dict[str, Step]:

@@ -1,8 +1,11 @@
 """The tables, and how an older schema becomes a newer one while the old code still runs.
 
-Rows are indexed columns plus a JSON `body`, so that a field added to a record needs no migration. Inside, a job is a
-number, `jobs.id`: it starts with the instant of acceptance in milliseconds (see `ids`), so "newest first" and
-"accepted after" are ranges of a primary key, and a job's rows lie next to each other.
+Rows are indexed columns plus a JSON `body`, so that a field added to a record needs no change of a table. But code that
+does not know the field erases it with its next commit: unless it may be lost, a migration says by `compatible_with`
+that such code must not start any more. A test lists what is stored, so that this is decided each time.
+
+Inside, a job is a number, `jobs.id`: it starts with the instant of acceptance in milliseconds (see `ids`), so "newest
+first" and "accepted after" are ranges of a primary key, and a job's rows lie next to each other.
 
 PostgreSQL writes a new version of a row, and an entry in each of its indexes, for every update that moves an indexed
 column. So what changes is kept apart from what does not: `jobs` is written once, `live` has one small row per job in
@@ -10,20 +13,26 @@ flight whose updates move no index, and a job that ends goes to `done`. Settled 
 events tell what became of them. What is live is thus never looked for among what is finished.
 
 Migrations only add: tables, columns with defaults, functions under a new name. Code of the version before goes on
-meanwhile; what it needs is dropped one release later. They touch tables in the order in which `commit_1` does, jobs
-first, so that a migration and a commit never wait for each other in a circle.
+meanwhile; what it needs is dropped one release later. One that forbids older code drops the function which that commits
+with, as a process may take half a minute to find out that it is meant. They touch tables in the order in which a commit
+does, jobs first, so that a migration and a commit never wait for each other in a circle.
 """
 
 from msgspec import Struct
 
-from lucius.adapters.postgres.functions import COMMIT, DUE, POLL, TAKE, TICK
+from lucius.adapters.postgres.functions import COMMIT_1, COMMIT_2, DUE, POLL, TAKE, TICK
 
 
 class Migration(Struct, frozen=True):
-    """`compatible_with` is the oldest version whose code can still run on the result."""
+    """`compatible_with` is the oldest version whose code can still run on the result.
+
+    Statements that can't run `in_transaction`, as CREATE INDEX CONCURRENTLY, may be cut off anywhere and are then begun
+    again from the first: they must not mind, so DROP INDEX CONCURRENTLY IF EXISTS comes before.
+    """
 
     statements: tuple[str, ...]
     compatible_with: int
+    in_transaction: bool = True
 
 
 _KEY = 'text COLLATE "C" NOT NULL'  # compared byte by byte: the order does not depend on the server's locale
@@ -194,7 +203,7 @@ _FIRST = (
         f"ALTER TABLE {table} SET (autovacuum_vacuum_insert_scale_factor = 0.05)"
         for table in ("jobs", "done", "attempts", "events")
     ),
-    *(COMMIT, TAKE, DUE, TICK, POLL),
+    *(COMMIT_1, TAKE, DUE, TICK, POLL),
 )
 
 _INBOX = (
@@ -204,5 +213,9 @@ _INBOX = (
     "autovacuum_vacuum_cost_delay = 0)",
 )
 
-MIGRATIONS: tuple[Migration, ...] = (Migration(_FIRST, compatible_with=1), Migration(_INBOX, compatible_with=1))
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration(_FIRST, compatible_with=1),
+    Migration(_INBOX, compatible_with=1),
+    Migration((COMMIT_2,), compatible_with=1),
+)
 """Number n brings a schema from version n-1 to n. Never edit one that was released; add another."""

@@ -7,7 +7,7 @@ they look by themselves.
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 import asyncpg
@@ -18,11 +18,12 @@ from msgspec import Struct
 
 from lucius.adapters.postgres.clock import DatabaseClock
 from lucius.adapters.postgres.company import Company
-from lucius.adapters.postgres.database import Database, quoted
+from lucius.adapters.postgres.database import Database
 from lucius.adapters.postgres.news import News
+from lucius.adapters.postgres.texts import quoted
 from lucius.core.decision import Decision
 from lucius.core.model import OutboxRow
-from lucius.ports.errors import LedgerBusy, LedgerDown, LedgerError
+from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerDown, LedgerError
 from lucius.ports.peers import ANY_LANE, Wake
 
 log = structlog.get_logger(__name__)
@@ -43,7 +44,8 @@ _LISTENERS = """
     SELECT count(*) AS n, count(*) FILTER (WHERE application_name = $2) AS sweepers FROM pg_stat_activity
     WHERE application_name IN ($1, $2) AND datname = current_database()
 """
-_POLL = "SELECT now, revision, services FROM poll_1()"
+_NEEDS = "SELECT max(compatible_with) AS needs FROM schema_version"
+_POLL = f"SELECT now, revision, services, ({_NEEDS}) AS needs FROM poll_1()"
 
 
 class _Note(Struct, omit_defaults=True):
@@ -82,6 +84,7 @@ class Wakes:
         self._revision = 0
         self._said_hello = self._heard_hello = self._counted = 0.0
         self._said_sweeps = self._named = False
+        self._put_back_again: dict[str, float] = {}
         self._listener: asyncpg.Connection[Record] | None = None
         self._listens = asyncio.Event()
         self._naming = asyncio.Lock()
@@ -112,6 +115,19 @@ class Wakes:
     def tell_ready(self, ready: Iterable[tuple[str, int]]) -> None:
         if not self.company.alone():
             self._news.note_ready(ready)
+            self._speak()
+
+    def tell_put_back(self, ready: Iterable[tuple[str, int]]) -> None:
+        """No more often than everybody looks by himself: what nobody can hand over would go round in a circle."""
+        now = self._clock.steady()
+        news = [(service, lane) for service, lane in ready if now >= self._put_back_again.get(service, now)]
+        if news:
+            self._put_back_again |= {service: now + POLL_SECONDS for service, _ in news}
+            self.tell_ready(news)
+
+    def tell_letters(self, letter_ids: Collection[str]) -> None:
+        if not self.company.alone():
+            self._news.note_told(letter_ids)
             self._speak()
 
     def tell_revision(self, revision: int) -> None:
@@ -203,8 +219,14 @@ class Wakes:
 
     async def look(self) -> None:
         asked = self._clock.steady()
-        row = await self._database.row(_POLL)
+        try:
+            row = await self._database.row(_POLL)
+        except LedgerCorrupt:  # what we look with may be gone because nobody needs it any more
+            found = await self._database.row(_NEEDS)
+            self._database.needs((found and found["needs"]) or 0)
+            raise
         assert row is not None
+        self._database.needs(row["needs"] or 0)
         self._clock.heard(row["now"], asked, self._clock.steady())
         self._on_revision(row["revision"])
         if row["services"]:
@@ -236,9 +258,10 @@ class Wakes:
         await self._name_the_line()
 
     async def _count(self) -> None:
-        self._counted = self._clock.steady()
+        self._counted = asked = self._clock.steady()
         there = (await self._database.rows(_LISTENERS, self._channel, self._channel + SWEEPS))[0]
-        if self._listener is not None and self.company.counted(there["n"] - 1, there["sweepers"] - self._named):
+        others, sweepers = there["n"] - 1, there["sweepers"] - self._named
+        if self._listener is not None and self.company.counted(others, sweepers, asked):
             self._on_gap()  # what we remember may be from the time when somebody was there
 
     async def _name_the_line(self) -> None:

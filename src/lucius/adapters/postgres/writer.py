@@ -21,8 +21,9 @@ from lucius.adapters.postgres.cache import DONE, LIVE, NOWHERE, Cache, Place
 from lucius.adapters.postgres.database import Database
 from lucius.adapters.postgres.functions import MOVED, OVER_CAP
 from lucius.adapters.postgres.keys import HOLDERS
-from lucius.core.decision import Decision
+from lucius.core.decision import Decision, JobView
 from lucius.core.model import OutboxRow
+from lucius.core.protocol import Protocol
 from lucius.ports.errors import AlreadyAccepted, LedgerBusy, LedgerDown, LedgerError, LimitReached, VersionConflict
 from lucius.ports.ledger import IdempotencyRow, idempotency_token
 
@@ -56,7 +57,7 @@ class Writer:
         database: Database,
         cache: Cache,
         hold: Callable[[OutboxRow], Hold],
-        on_durable: Callable[[Sequence[Decision], set[str]], None],
+        on_durable: Callable[[Sequence[Decision], set[str], Sequence[JobView]], None],
         on_group: Callable[[int, float], None],
     ) -> None:
         self._database = database
@@ -65,6 +66,7 @@ class Writer:
         self._on_durable = on_durable
         self._on_group = on_group
         self._ids, self._turns = Ids(), Ids()
+        self._storing = asyncio.Lock()
         self._queue: deque[Waiting] = deque()
         self._under_way: set[asyncio.Task[bool]] = set()
         self._decided: set[Name] = set()
@@ -209,11 +211,13 @@ class Writer:
             if isinstance(cause, asyncpg.PostgresError) and cause.sqlstate in (MOVED, OVER_CAP):
                 return error
             raise
+        ends: list[JobView] = []
         for decision, place, size in zip(decisions, places, sizes, strict=True):
             job = decision.job
             self._cache.put_place(job.job_id, Place(place.id, LIVE if job.live else DONE))
-            self._cache.moved(job, decision.steps, decision.creates, size)
-        self._on_durable(decisions, held)
+            end = self._cache.moved(job, decision.steps, decision.creates, size)
+            ends += [end] if end is not None else []
+        self._on_durable(decisions, held, ends)
         return None
 
     async def _places(self, decisions: Sequence[Decision], fresh: bool = False) -> list[Place]:
@@ -267,14 +271,20 @@ class Writer:
         return any(cap.counter in self._tight for decision in decisions for cap in decision.caps)
 
     async def _store_protocols(self, decisions: Sequence[Decision]) -> None:
-        """Before the jobs that pin them; written by itself, as no two groups must wait for each other over it."""
+        """Before the jobs that pin them; written by itself, as no two groups must wait for each other over it. They
+        queue for that here, or what came later might be the first in line for a service."""
         for decision in decisions:
             digest = decision.job.protocol_digest
             self._cache.protocols.setdefault(digest, decision.protocol)
             if digest not in self._stored_protocols:
-                async with self._database.connection() as connection:
-                    await connection.execute(_PROTOCOL, digest, rows.body(decision.protocol))
-                self._stored_protocols.add(digest)
+                async with self._storing:
+                    await self._store_protocol(digest, decision.protocol)
+
+    async def _store_protocol(self, digest: str, protocol: Protocol) -> None:
+        if digest not in self._stored_protocols:
+            async with self._database.connection() as connection:
+                await connection.execute(_PROTOCOL, digest, rows.body(protocol))
+            self._stored_protocols.add(digest)
 
 
 def _names(decision: Decision) -> tuple[Name, ...]:

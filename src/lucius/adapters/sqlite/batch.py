@@ -1,13 +1,13 @@
 """One transaction, staged: refusals are found before anything is written, memory changes only afterwards."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from lucius.adapters import rows
 from lucius.adapters.sqlite.live import LiveJob, Mirror, next_id
-from lucius.adapters.sqlite.store import Row, Store
+from lucius.adapters.sqlite.store import Row, Store, Write
 from lucius.core.decision import Decision, EndedAttempt
 from lucius.core.model import Event, Job, OutboxRow, Quarantined, ReviewItem, ReviewKind, ReviewStatus, Step
 from lucius.core.protocol import Protocol
@@ -142,9 +142,9 @@ class Batch:
         for name, move in decision.counters.items():
             self._counters[name] = self._counter(name) + move
 
-    def write(self) -> None:
+    def write(self, write: Callable[[Sequence[Write]], None]) -> None:
         if self._jobs:
-            self._store.write([(sql, values) for sql, values in self._writes() if values])
+            write([(sql, values) for sql, values in self._writes() if values])
             self._remember()
 
     def _writes(self) -> Iterator[tuple[str, list[Row]]]:

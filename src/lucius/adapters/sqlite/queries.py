@@ -9,6 +9,7 @@ from lucius.adapters import rows
 from lucius.adapters.cursor import decode_cursor, encode_cursor
 from lucius.adapters.sqlite.live import Mirror, first_id_after
 from lucius.adapters.sqlite.store import Store
+from lucius.core.counters import picked
 from lucius.core.decision import EndedAttempt, JobView
 from lucius.core.model import BlockedReason, Event, Instant, Job, JobStatus, Millis, Quarantined
 from lucius.ports.ledger import Drift, JobFilter, JobPage, StoredAttempt, StoredEvent
@@ -121,12 +122,12 @@ class SqliteReader:
         found = self._store.rows(sql, (job_id, *(after.place if after else ()), limit))
         return [StoredAttempt((step_id, no), rows.ended_or_none(body)) for step_id, no, body in found]
 
-    async def counters(self) -> dict[str, int]:
-        return dict(self._mirror.counters)
+    async def counters(self, *names: str) -> dict[str, int]:
+        return picked(self._mirror.counters, names)
 
-    async def backlog(self, now: Instant) -> dict[str, Instant]:
+    async def backlog(self, now: Instant, service: str | None = None) -> dict[str, Instant]:
         """A probe for each tenant of a service, and none for their rows."""
-        ready, later = (waiting.takers(None, frozenset()) for waiting in (self._mirror.ready, self._mirror.later))
+        ready, later = (waiting.takers(service, frozenset()) for waiting in (self._mirror.ready, self._mirror.later))
         found = [(taker, self._store.row(OLDEST_AT_ONCE, taker)) for taker, _ in ready]
         found += [(taker, self._store.row(OLDEST_BY_NOW, (*taker, now))) for taker, _ in later]
         oldest: dict[str, Instant] = {}

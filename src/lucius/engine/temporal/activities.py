@@ -2,17 +2,22 @@
 
 import asyncio
 import random
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import structlog
+from msgspec.structs import replace
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from lucius.contract import Directive
 from lucius.core.decision import Applied, Decision, JobView
 from lucius.core.inputs import Cap, Failed, HandedOver, HandOverFailed, Succeeded
-from lucius.core.model import TIMED_OUT, ErrorInfo, Instant, Job, Step, StepStatus
+from lucius.core.model import ErrorInfo, Instant, Job, Millis, Step, StepStatus
+from lucius.core.tools import Tools
 from lucius.engine.exchange import Exchange, failed_by
+from lucius.engine.temporal.absence import Absence
+from lucius.engine.temporal.ahead import Ahead
+from lucius.engine.temporal.further import Further, asked_in
 from lucius.engine.temporal.parts import Wanted, first_part, next_part
 from lucius.engine.temporal.wire import HandOver, Happened, Loaded, Projected, Projection, claim_of, pack
 from lucius.ports.bus import Publisher
@@ -38,7 +43,6 @@ HEARTBEAT_SECONDS = 10.0
 LONGEST_WAIT = 5.0
 PICKED_UP_WITHIN = 60.0
 ON_ITS_WAY_MS = 30_000
-GAP_MS = 5_000
 
 
 class Activities:
@@ -49,21 +53,27 @@ class Activities:
         reader: Reader,
         inbox: Inbox,
         jobs: Jobs,
+        ahead: Ahead,
         dispatcher: Dispatcher,
         publisher: Publisher | None,
         caller: Caller,
         exchange: Exchange,
         clock: Clock,
+        tools: Tools,
+        absence: Absence,
     ) -> None:
         self._ledger = ledger
         self._reader = reader
         self._inbox = inbox
         self._jobs = jobs
+        self._ahead = ahead
         self._dispatcher = dispatcher
         self._publisher = publisher
         self._caller = caller
         self._exchange = exchange
         self._clock = clock
+        self._absence = absence
+        self._further = Further(ledger, ahead, tools, self._project)
         self._unreleased: set[str] = set()
         self._on_its_way: dict[str, tuple[str, Instant]] = {}
 
@@ -80,14 +90,20 @@ class Activities:
     @activity.defn(name="project")
     async def project(self, projection: Projection) -> Projected:
         """Into the ledger, if it is at the version before. It never goes back."""
+        self._ahead.close(projection.job.job_id)
+        return await self._project(projection, _late_ms())
+
+    async def _project(self, projection: Projection, late_ms: Millis = 0) -> Projected:
         job, protocol = projection.job, projection.protocol
         if protocol is None:
             view = await self._ledger.load(job.job_id)
             if view is None:
                 return Projected(ledger=Loaded())
             protocol = view.protocol
-        if projection.changes and self._is_overtaken(projection):
-            return Projected(away=self._clock.now())
+        if projection.doubted and not await self._inbox.letters(projection.letters[:1]):
+            return Projected(is_old=True)
+        if projection.changes and (until := await self._absence.excuses(projection, late_ms)):
+            return Projected(away=until)
         if projection.changes:
             try:
                 await self._ledger.commit(projection.decision(protocol))
@@ -106,15 +122,8 @@ class Activities:
         if projection.letters:
             for letter_id in projection.letters:
                 self._on_its_way.pop(letter_id, None)
-            await self._inbox.throw_away(projection.letters)
+            await self._inbox.throw_away(projection.letters, lazily=True)  # who reads one again does no harm
         return Projected(decided=projection.decided)
-
-    def _is_overtaken(self, projection: Projection) -> bool:
-        """Whether attempts would end by a time that passed while the ledger was away, when nobody could be heard."""
-        decided_at = projection.job.updated_at
-        ended = [*(step.attempt for step in projection.steps), *(ended.attempt for ended in projection.attempts)]
-        by_time = any(one.outcome in TIMED_OUT and one.ended_at == decided_at for one in ended)
-        return by_time and self._clock.now() - decided_at > GAP_MS
 
     @activity.defn(name="compare")
     async def compare(self, job: Job) -> Projected:
@@ -125,8 +134,18 @@ class Activities:
 
     @activity.defn(name="record_attempt_lease")
     async def record_attempt_lease(self, projection: Projection) -> Projected:
-        """A projection with attempts that are to be handed over: known before any of them leaves."""
-        return await self.project(projection)
+        """A projection with attempts that are to be handed over: known before any of them leaves. Services that pull
+        them may answer at once."""
+        job_id, run_id = projection.job.job_id, activity.info().workflow_run_id or ""
+        listens = bool(asked_in(projection)) and not projection.hurries
+        if listens:
+            self._ahead.open(job_id, run_id, projection.letters)
+        found = await self._project(projection, _late_ms())
+        if not listens or not found.decided:
+            self._ahead.close(job_id)
+            return found
+        turns, heard = await self._further.listen(run_id, projection)
+        return replace(found, turns=turns, heard=heard)
 
     @activity.defn(name="publish_to_bus")
     async def publish_to_bus(self, what: HandOver) -> list[Happened]:
@@ -201,8 +220,8 @@ class Activities:
     @activity.defn(name="external_call")
     async def external_call(self, what: HandOver) -> list[Happened]:
         """A call or a webhook, which is made here: handed over when its host lets us in, so that waiting costs no time
-        of the attempt. One that was picked up before is not made again: its lease ends it. Nothing became of it if the
-        job is paused."""
+        of the attempt. One that was picked up before is not made again, nor one claimed by somebody whom Temporal takes
+        for dead: its lease ends it. Nothing became of it if the job is paused."""
         fenced = [pack(HandedOver(what.step_id, what.attempt_no, what.lease_id))]
         view, step = await self._find(what)
         if view is None or step is None or step.status is not StepStatus.DISPATCHING or step.request is None:
@@ -212,9 +231,13 @@ class Activities:
         slot = self._caller.admit(self._caller.host(step.request.url))
         if isinstance(slot, Closed):
             raise _not_now("HostClosed", "the host lets nobody in", self._seconds_until(slot.until))
+        picked_up = HandedOver(what.step_id, what.attempt_no, what.lease_id, picked_up=True)
+        claim = claim_of(what.job_id, picked_up, self._clock.now())
         beating = asyncio.create_task(_beat())
         try:
-            step = await self._picked_up(what)
+            if not await self._claimed(claim):
+                return fenced
+            step = await self._picked_up(what, picked_up, claim)
             if step is None:
                 return fenced
             taken = Decision(job=view.job, replies=(Applied(),), protocol=view.protocol, steps=(step,))
@@ -229,16 +252,23 @@ class Activities:
         step = view.steps.get(what.step_id) if view else None
         return view, step if step is not None and step.attempt.lease_id == what.lease_id else None
 
-    async def _picked_up(self, what: HandOver) -> Step | None:
-        """As the workflow has written it down; None if it has other plans."""
-        said = pack(HandedOver(what.step_id, what.attempt_no, what.lease_id, picked_up=True))
-        await activity.client().get_workflow_handle(what.job_id).signal("handed_over", [said])
-        async with asyncio.timeout(PICKED_UP_WITHIN):
-            while True:
-                _, step = await self._find(what)
-                if step is None or step.status is not StepStatus.DISPATCHING:
-                    return step if step is not None and step.status is StepStatus.PROCESSING else None
-                await asyncio.sleep(0.02)
+    async def _picked_up(self, what: HandOver, picked_up: HandedOver, claim: Letter) -> Step | None:
+        """As the workflow has written it down; None if it has other plans. Its claim is thrown away with that, so who
+        claims it looks again first: somebody else may have picked it up."""
+        _, step = await self._find(what)
+        is_ours = step is not None and step.status is StepStatus.DISPATCHING
+        try:
+            if is_ours:
+                said = pack(picked_up, claim.letter_id)
+                await activity.client().get_workflow_handle(what.job_id).signal("handed_over", [said])
+            async with asyncio.timeout(PICKED_UP_WITHIN):
+                while step is not None and step.status is StepStatus.DISPATCHING:
+                    await asyncio.sleep(0.02)
+                    _, step = await self._find(what)
+        finally:
+            if step is None or step.status is not StepStatus.PROCESSING or not is_ours:  # it surely was not made
+                await self._release(claim)
+        return step if is_ours and step is not None and step.status is StepStatus.PROCESSING else None
 
     async def _outcome(self, taken: Decision, step: Step) -> Succeeded | Failed:
         try:
@@ -250,6 +280,12 @@ class Activities:
     def _seconds_until(self, until: Instant | None) -> float:
         seconds = LONGEST_WAIT if until is None else (until - self._clock.now()) / 1000
         return max(0.1, seconds) * random.uniform(1, 1.2)
+
+
+def _late_ms() -> Millis:
+    """For how long Temporal has been having it tried."""
+    waited = datetime.now(UTC) - activity.info().scheduled_time
+    return max(0, round(waited / timedelta(milliseconds=1)))
 
 
 def _not_now(kind: str, why: str, seconds: float | None = None) -> ApplicationError:

@@ -32,8 +32,10 @@ from lucius.core.inputs import (
 )
 from lucius.core.model import Disposition, Instant, Job, JobStatus, Millis
 from lucius.core.protocol import OF_THE_ENGINE
-from lucius.engine.temporal.wire import CLAIM, Happened, letter_of, pack, packed_letter, unpacked_replies
-from lucius.engine.temporal.workflows import NoWorkflow, Workflows
+from lucius.engine.temporal.ahead import Ahead
+from lucius.engine.temporal.parts import first_part
+from lucius.engine.temporal.wire import ACT, CLAIM, Happened, letter_of, pack, packed_letter, repeated, unpacked_replies
+from lucius.engine.temporal.workflows import NoAnswer, NoWorkflow, Workflows
 from lucius.ports.clock import Clock
 from lucius.ports.errors import EngineDown, LedgerError, LimitReached
 from lucius.ports.inbox import Inbox, Letter
@@ -50,7 +52,8 @@ COALESCE_SECONDS = 0.4
 COUNTERS_MS = 50
 CLAIM_MS: Millis = 30_000  # more than it takes to publish
 MOST_UNREAD, MOST_PAGES = 200, 500
-MOST_REMEMBERED = 10_000
+MOST_REMEMBERED = MOST_UNREAD * MOST_PAGES  # fewer would be forgotten before they are asked for again
+MOST_NAMED, MOST_STARTS = 20, 3
 LONGEST_PAUSE_MS: Millis = 300_000
 
 Reviving = Retry | Skip | Compensate | Adopt
@@ -86,6 +89,7 @@ class TemporalJobs(Jobs):
     """Jobs of another engine, and those that have ended, are changed as ever."""
 
     engines = frozenset({"", TEMPORAL})
+    needs_no_retry = "nothing is to be done for jobs on Temporal: their workflows hand over again by themselves"
 
     def __init__(
         self,
@@ -93,6 +97,7 @@ class TemporalJobs(Jobs):
         clock: Clock,
         env: Env,
         workflows: Workflows,
+        ahead: Ahead,
         *,
         on_repair: Callable[[str], None],
         refuses_when_down: bool = False,
@@ -102,9 +107,10 @@ class TemporalJobs(Jobs):
         self._reader: Reader = store
         self._inbox: Inbox = store
         self._workflows = workflows
+        self._ahead = ahead
         self._on_repair = on_repair
         self._refuses_when_down = refuses_when_down
-        self._counters: tuple[Instant, dict[str, int]] = 0, {}
+        self._counters: dict[str, tuple[Instant, int]] = {}
         self._told, self._looked, self._asked = Repeats(), Repeats(), Repeats(first_ms=60_000)
         self._handed_over: dict[str, list[Happened]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -127,8 +133,9 @@ class TemporalJobs(Jobs):
             seen.append((view, happened))
             return happened
 
-        given_out = not callable(inputs) and all(isinstance(one, HandedOver) for one in inputs)
-        weighed = await self.weigh(job_id, noted, step_id, fresh=not given_out)  # that is looked at again
+        if not callable(inputs) and all(isinstance(one, HandedOver) for one in inputs):
+            return await self._give_out(job_id, tuple(inputs), step_id)
+        weighed = await self.weigh(job_id, noted, step_id, fresh=True)
         view, happened = seen[-1]
         if view.job.engine != TEMPORAL:
             return await super().apply(job_id, inputs, step_id)
@@ -142,10 +149,9 @@ class TemporalJobs(Jobs):
             return await super().apply(job_id, inputs, step_id)
         if not weighed.changes:
             return weighed
-        if all(isinstance(one, HandedOver) for one in happened):
-            return await self._give_out(view, happened, step_id)
         if all(isinstance(one, Said) for one in happened):
-            return await self._tell(view, weighed, happened, inputs, step_id)
+            with self._ahead.telling(job_id):
+                return await self._tell(view, weighed, happened, inputs, step_id)
         (asked,) = happened
         return await self._act(view, weighed, asked)
 
@@ -178,17 +184,21 @@ class TemporalJobs(Jobs):
 
         What the ledger takes for alive and nobody minds is found by its clock, or by the lack of one.
         """
-        told = 0
+        told: list[str] = []
         async for job_id in self._workflows.running():
             view = await self._ledger.load(job_id, fresh=True)
             if view is None or not view.job.live:
                 with suppress(NoWorkflow):  # it has just ended, as the ledger says
                     await self._workflows.tell(job_id, "look", [])
-                    told += 1
+                    told.append(job_id)
                     self._on_repair("compared")
         if told:
-            log.warning("workflows ran whose jobs the ledger took for ended, and compare now", workflows=told)
-        return told
+            log.warning(
+                "workflows ran whose jobs the ledger took for ended, and compare now",
+                workflows=len(told),
+                job_ids=told[:MOST_NAMED],
+            )
+        return len(told)
 
     def _repaired(self, what: str, job: Job) -> None:
         self._on_repair("workflow")
@@ -202,7 +212,11 @@ class TemporalJobs(Jobs):
             await self._workflows.check()
             if self._workflows.down:
                 raise EngineDown(self._workflows.down) from error
-            log.error("a letter can't be told", letter_id=letter.letter_id, job_id=letter.job_id, reason=str(error))
+            about = {"letter_id": letter.letter_id, "job_id": letter.job_id, "reason": str(error)}
+            if isinstance(error, NoAnswer):
+                log.info("a letter is told later", **about)
+            else:
+                log.error("a letter can't be told", **about)
 
     async def _deliver(self, letter: Letter) -> None:
         view = await self._ledger.load(letter.job_id, fresh=True)
@@ -219,7 +233,8 @@ class TemporalJobs(Jobs):
 
     async def _start(self, decision: Decision) -> None:
         try:
-            await self._workflows.start(decision.job)
+            view = JobView(decision.job, decision.protocol, {step.step_id: step for step in decision.steps})
+            await self._workflows.start(decision.job, first_part(view))
         except EngineDown as down:
             log.warning("a workflow is started later", job_id=decision.job.job_id, reason=str(down))
 
@@ -251,20 +266,23 @@ class TemporalJobs(Jobs):
             with suppress(NoWorkflow):
                 await self._workflows.tell(job.job_id, "look", [])
 
-    async def _give_out(self, view: JobView, happened: tuple[Input, ...], step_id: str | None) -> Decision:
+    async def _give_out(self, job_id: str, happened: tuple[Input, ...], step_id: str | None) -> Decision:
         """To whoever puts the letter in. The workflow hears of it with the next callback, or in a moment.
 
         A letter is thrown away once the ledger shows what it says. So who puts it in looks again: meanwhile another may
         have given it out and been through with it.
         """
+        view = await self._ledger.load(job_id)
+        if view is None or view.job.engine != TEMPORAL:
+            return await super().apply(job_id, happened, step_id)
         for cap in (cap for one in happened if isinstance(one, HandedOver) for cap in one.caps):
             await self._require_room(cap)
         happened = tuple(replace(one, caps=()) if isinstance(one, HandedOver) else one for one in happened)
-        letter = letter_of(view.job.job_id, happened, self._clock.now())
+        letter = letter_of(job_id, happened, self._clock.now())
         if not (await self._inbox.put([letter]))[0]:
             return _unchanged(view, Ignored("this attempt does not wait to be handed over"))
         try:
-            weighed = await self.weigh(view.job.job_id, happened, step_id, fresh=True)
+            weighed = await self.weigh(job_id, happened, step_id, fresh=True)
         except LedgerError:  # it surely was not given out
             with suppress(LedgerError):
                 await asyncio.shield(self._inbox.throw_away([letter.letter_id]))
@@ -272,17 +290,19 @@ class TemporalJobs(Jobs):
         if not isinstance(weighed.reply, Applied):
             await self._inbox.throw_away([letter.letter_id])
             return weighed
-        waiting = self._handed_over.setdefault(view.job.job_id, [])
+        waiting = self._handed_over.setdefault(job_id, [])
         waiting += [pack(one, letter.letter_id) for one in happened]
-        self._in_background(self._tell_hand_overs(view.job.job_id, COALESCE_SECONDS))
+        self._in_background(self._tell_hand_overs(job_id, COALESCE_SECONDS))
         return weighed
 
     async def _require_room(self, cap: Cap) -> None:
         """As of a moment ago: no commit guards it, so what is on its way to the ledger goes over the cap."""
         now = self._clock.now()
-        if now - self._counters[0] > COUNTERS_MS:
-            self._counters = now, await self._reader.counters()
-        if self._counters[1].get(cap.counter, 0) + len(self._handed_over) >= cap.limit:
+        asked_at, n = self._counters.get(cap.counter, (0, 0))
+        if now - asked_at > COUNTERS_MS:
+            n = (await self._reader.counters(cap.counter)).get(cap.counter, 0)
+            self._counters[cap.counter] = now, n
+        if n + len(self._handed_over) >= cap.limit:
             raise LimitReached(cap.counter, cap.limit)
 
     async def _tell_hand_overs(self, job_id: str, seconds: float = 0.0) -> None:
@@ -299,23 +319,48 @@ class TemporalJobs(Jobs):
     ) -> Decision:
         """Answered as it would be decided now: the ledger shows the lease as current, and Temporal has the signal."""
         job_id = view.job.job_id
-        letter = letter_of(job_id, happened, self._clock.now())
-        (is_new,) = await self._inbox.put([letter])
+        letter, is_new = await self._put(letter_of(job_id, happened, self._clock.now()), weighed)
         before = self._handed_over.pop(job_id, [])
         said = [*before, *(pack(one, letter.letter_id) for one in happened)]
         try:
-            await self._workflows.tell(job_id, _signal(happened), said)
-        except NoWorkflow:
-            fresh = await self._ledger.load(job_id, fresh=True)
-            if fresh is None or not fresh.job.live:
+            if not await self._reach(job_id, happened, said):
                 await self._inbox.throw_away([letter.letter_id])
                 return await super().apply(job_id, inputs, step_id)
-            await self._workflows.start(fresh.job)
-            await self._workflows.tell(job_id, _signal(happened), said)
+        except EngineDown:
+            beats = all(isinstance(one, Heartbeat) for one in happened)
+            if beats or not is_new:  # while nobody hears it, it is not kept as often as it is said
+                await self._inbox.throw_away([letter.letter_id])
+            raise
         return weighed if is_new else replace(weighed, replies=tuple(map(_said_before, weighed.replies)))
 
+    async def _reach(self, job_id: str, happened: tuple[Input, ...], said: list[Happened]) -> bool:
+        """Its workflow, started anew if need be; False if the job has ended. Raises EngineDown."""
+        for _ in range(MOST_STARTS):
+            try:
+                await self._workflows.tell(job_id, _signal(happened), said)
+            except NoWorkflow:
+                fresh = await self._ledger.load(job_id, fresh=True)
+                if fresh is None or not fresh.job.live:
+                    return False
+                await self._workflows.start(fresh.job)
+                continue
+            self._ahead.told(job_id, said)  # only what Temporal has: a workflow does not end before its signal came
+            self._inbox.announce(list(dict.fromkeys(one.letter for one in said)))
+            return True
+        raise EngineDown("Temporal: the job's workflow ends as soon as it is started")
+
+    async def _put(self, letter: Letter, weighed: Decision) -> tuple[Letter, bool]:
+        """Into the inbox; and whether it was said for the first time, as far as can be seen. What counts for nothing
+        may have been said before, when it did."""
+        if any(map(_is_applied, weighed.replies)) and (await self._inbox.put([letter]))[0]:
+            return letter, True
+        again = repeated(letter)
+        await self._inbox.put([again])
+        return again, False
+
     async def _act(self, view: JobView, weighed: Decision, asked: Input) -> Decision:
-        answer = await self._workflows.act(view.job, pack(asked))
+        self._ahead.told(view.job.job_id, ())
+        answer = await self._workflows.act(view.job, pack(asked, f"{view.job.job_id}/{ACT}"))
         if answer.full is not None:
             raise LimitReached(answer.full.counter, answer.full.limit)
         return replace(weighed, replies=unpacked_replies(answer.replies))
@@ -334,8 +379,12 @@ def _signal(happened: Sequence[Input]) -> str:
     return "heartbeat" if all(isinstance(one, Heartbeat) for one in happened) else "look"
 
 
+def _is_applied(reply: Reply) -> bool:
+    return isinstance(reply, CallbackReply) and reply.disposition is Disposition.APPLIED
+
+
 def _said_before(reply: Reply) -> Reply:
-    if isinstance(reply, CallbackReply) and reply.disposition is Disposition.APPLIED:
+    if isinstance(reply, CallbackReply) and _is_applied(reply):
         return replace(reply, disposition=Disposition.DUPLICATE)
     return reply
 

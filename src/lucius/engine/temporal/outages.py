@@ -7,9 +7,11 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
-from lucius.ports.errors import LedgerBusy, LedgerDown, LedgerFull
+from lucius.ports.errors import LedgerAway
 
 log = structlog.get_logger(__name__)
+
+AWAY = "out of reach: the worker's log says why"  # the reason names hosts, and Temporal is read by others
 
 
 class Outages(Interceptor):
@@ -21,10 +23,10 @@ class _Outages(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         try:
             return await super().execute_activity(input)
-        except (LedgerDown, LedgerBusy, LedgerFull) as away:
+        except LedgerAway as away:
             about = activity.info()
             log.warning(
                 "out of reach, will go on", job_id=about.workflow_id, activity=about.activity_type, reason=str(away)
             )
-            said, kind = str(away), type(away).__name__
-            raise ApplicationError(said, type=kind, category=ApplicationErrorCategory.BENIGN) from away
+            kind = type(away).__name__
+            raise ApplicationError(AWAY, type=kind, category=ApplicationErrorCategory.BENIGN) from None

@@ -9,15 +9,19 @@ from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 
 from lucius.core.decision import Env
 from lucius.engine.exchange import Exchange
+from lucius.engine.temporal.absence import Absence
 from lucius.engine.temporal.activities import Activities
+from lucius.engine.temporal.ahead import Ahead
 from lucius.engine.temporal.client import Address, connect, tls_of
 from lucius.engine.temporal.jobs import Store, TemporalJobs
+from lucius.engine.temporal.overheard import Overheard
 from lucius.engine.temporal.wire import Begin
 from lucius.engine.temporal.worker import Slots, TemporalWorker
 from lucius.engine.temporal.workflows import Workflows
 from lucius.ports.bus import Publisher
 from lucius.ports.calls import Caller
 from lucius.ports.clock import Clock
+from lucius.ports.peers import Presence
 from lucius.service.dispatch import Dispatcher
 from lucius.settings import Settings, SettingsError
 
@@ -31,6 +35,7 @@ class TemporalEngine:
         self,
         settings: Settings,
         store: Store,
+        presence: Presence,
         clock: Clock,
         env: Env,
         *,
@@ -39,6 +44,7 @@ class TemporalEngine:
         on_repair: Callable[[str], None],
     ) -> None:
         self._settings = settings
+        self._presence = presence
         self._connection = _Connection(address_of(settings), settings.temporal_metrics)
         self._works = works
         self._worker: TemporalWorker | None = None
@@ -46,15 +52,19 @@ class TemporalEngine:
             self._connection,
             settings.temporal_task_queue,
             Begin(publishes=publishes, defaults=env.defaults),
+            clock,
             searchable=settings.temporal_search_attributes,
             eager=works,
         )
         self._workflows = workflows
+        self._ahead = Ahead()
+        self.overheard = Overheard(store, self._ahead)
         self.jobs = TemporalJobs(
             store,
             clock,
             env,
             workflows,
+            self._ahead,
             on_repair=on_repair,
             refuses_when_down=settings.temporal_down == "refuse",
         )
@@ -76,11 +86,14 @@ class TemporalEngine:
             reader=store,
             inbox=store,
             jobs=self.jobs,
+            ahead=self._ahead,
             dispatcher=dispatcher,
             publisher=publisher,
             caller=caller,
             exchange=Exchange(caller=caller, ledger=store, clock=clock, env=env),
             clock=clock,
+            tools=env.tools,
+            absence=Absence(self.jobs, self._presence, clock, lambda: self._workflows.back_at),
         )
         self._worker = TemporalWorker(
             self._connection, self._settings.temporal_task_queue, activities, env.tools, slots_of(self._settings)
@@ -120,6 +133,7 @@ class TemporalEngine:
         return self._worker.troubles() if self._worker is not None else {}
 
     async def stop(self, grace: float) -> None:
+        await self.overheard.close()
         await self.jobs.close()
         if self._worker is not None:
             await self._worker.stop(grace)

@@ -1,6 +1,7 @@
 """What goes between API, workflow and activities: JSON that a person can read in Temporal's own console."""
 
 import hashlib
+import uuid
 from collections.abc import Sequence
 from typing import get_args
 
@@ -8,14 +9,13 @@ import msgspec
 from msgspec import Raw, Struct
 
 from lucius.core.decision import Decision, Defaults, EndedAttempt, JobView, Reply
-from lucius.core.inputs import Cap, Input, Submit
-from lucius.core.model import Event, Instant, Job, OutboxRow, Quarantined, ReviewItem, Step
+from lucius.core.inputs import Cap, Heartbeat, Input, Submit
+from lucius.core.model import Event, Instant, Job, OutboxRow, OutboxStatus, Quarantined, ReviewItem, Step
 from lucius.core.protocol import Protocol
 from lucius.ports.inbox import Letter
 
 WORKFLOW = "LuciusJob"
 ACT = "act"
-SIGNALS = ("step_ack", "step_result", "heartbeat", "handed_over", "poisoned", "look")
 
 
 class Happened(Struct, frozen=True, omit_defaults=True):
@@ -39,16 +39,29 @@ def unpack(happened: Happened) -> Input:
 
 
 def letter_of(job_id: str, said: Sequence[Input], at: Instant) -> Letter:
-    """The same thing said twice is the same letter."""
+    """The same thing said twice is the same letter; but each heartbeat counts."""
     packed = msgspec.json.encode([pack(happened) for happened in said])
-    return Letter(f"{job_id}/{hashlib.sha256(packed).hexdigest()[:32]}", job_id, packed.decode(), at)
+    nonce = uuid.uuid4().bytes if all(isinstance(one, Heartbeat) for one in said) else b""
+    return Letter(f"{job_id}/{hashlib.sha256(packed + nonce).hexdigest()[:32]}", job_id, packed.decode(), at)
+
+
+REPEATED = "/again-"
+
+
+def repeated(letter: Letter) -> Letter:
+    """What is said again is a letter of its own: it is recorded by itself, or was."""
+    return Letter(f"{letter.letter_id}{REPEATED}{uuid.uuid4().hex[:12]}", letter.job_id, letter.body, letter.at)
+
+
+def first_of(letter_id: str) -> str:
+    return letter_id.partition(REPEATED)[0]
 
 
 CLAIM = "/claim-"
 
 
 def claim_of(job_id: str, handed_over: Input, at: Instant) -> Letter:
-    """Of who is about to publish: while that is under way, nobody else is to tell of it."""
+    """Of who is about to publish, or to call: while that is under way, nobody else is to tell of it."""
     letter = letter_of(job_id, [handed_over], at)
     return Letter(letter.letter_id.replace("/", CLAIM), job_id, letter.body, at)
 
@@ -66,6 +79,8 @@ class Begin(Struct, frozen=True, omit_defaults=True):
     publishes: bool = False
     defaults: Defaults = Defaults()
     searchable: bool = False
+    job: "Loaded | None" = None
+    """As it was accepted, or else it is loaded."""
 
 
 class Loaded(Struct, frozen=True, omit_defaults=True):
@@ -95,9 +110,15 @@ class Projection(Struct, frozen=True, kw_only=True, omit_defaults=True):
     changes: bool = True
     creates: bool = False
     decided: str = ""
+    hurries: bool = False
+    """It is not to wait for what services say."""
+    doubted: bool = False
+    """It says only what was said before, perhaps by a task that was lost: then the first of its letters is gone."""
+    defaults: Defaults | None = None
+    """With which what services answer at once is decided, too; or else it is for the workflow."""
 
     def decision(self, protocol: Protocol) -> Decision:
-        known = ("letters", "protocol", "decided")
+        known = ("letters", "protocol", "decided", "hurries", "doubted", "defaults")
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in known}
         return Decision(**fields, replies=(), protocol=protocol)
 
@@ -117,16 +138,24 @@ def projection(decision: Decision, outbox: tuple[OutboxRow, ...], letters: tuple
         protocol=decision.protocol if decision.creates else None,
         changes=decision.changes,
         creates=decision.creates,
-        decided=_digest(decision),
+        decided=digest(decision),
     )
 
 
-def _digest(decision: Decision) -> str:
+def digest(decision: Decision) -> str:
     """What a replay must decide, too. Fields that a later version adds are no part of it."""
     job, steps = decision.job, decision.steps
     leases = [(step.step_id, step.status, step.attempt.attempt_no, step.attempt.lease_id) for step in steps]
     said = msgspec.json.encode((job.version, job.event_hash, job.status, job.due_at, leases))
     return hashlib.sha256(said).hexdigest()[:16]
+
+
+class Turn(Struct, frozen=True):
+    """A further decision, taken while a task was open: about what, when, and its digest."""
+
+    happened: list[Happened]
+    at: Instant
+    decided: str
 
 
 class Projected(Struct, frozen=True, omit_defaults=True):
@@ -141,6 +170,12 @@ class Projected(Struct, frozen=True, omit_defaults=True):
     away: Instant = 0
     """Until when the ledger was, while time passed that would be held against services."""
     decided: str = ""
+    heard: list[Happened] = []
+    """What was said of the job meanwhile; signals will say so, too."""
+    turns: list[Turn] = []
+    """What was decided before that about more of the same."""
+    is_old: bool = False
+    """It was projected before, as its letters show."""
 
 
 class HandOver(Struct, frozen=True):
@@ -174,6 +209,10 @@ def advanced(view: JobView, decision: Decision) -> JobView:
     changed = {step.step_id: step for step in decision.steps}
     asked = None if view.asked is None else view.asked | changed.keys()
     return JobView(decision.job, view.protocol, {**view.steps, **changed}, asked)
+
+
+def is_ready(row: OutboxRow) -> bool:
+    return row.status is OutboxStatus.PENDING and row.next_attempt_at is None and row.claimed_at is None
 
 
 def is_due(job: Job, now: Instant) -> bool:

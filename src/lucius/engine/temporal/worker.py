@@ -15,11 +15,12 @@ from temporalio.worker import PollerBehaviorAutoscaling, Worker
 from temporalio.worker.workflow_sandbox import SandboxRestrictions
 from temporalio.workflow import NondeterminismError
 
+from lucius import __version__
 from lucius.core.tools import Tools
 from lucius.engine.temporal.activities import Activities
 from lucius.engine.temporal.outages import Outages
 from lucius.engine.temporal.rules import rules
-from lucius.engine.temporal.runner import JobRunner
+from lucius.engine.temporal.runner import InTheLoop, JobRunner
 from lucius.engine.temporal.workflow import JobWorkflow
 
 log = structlog.get_logger(__name__)
@@ -123,6 +124,7 @@ class TemporalWorker:
                 does.external_call,
             ],
             interceptors=[Outages()],
+            workflow_task_executor=InTheLoop(max_workers=1),
             workflow_runner=JobRunner(restrictions=restrictions),
             workflow_failure_exception_types=[NondeterminismError],  # the ledger has all that the next run needs
             max_cached_workflows=self._slots.cached,
@@ -132,6 +134,7 @@ class TemporalWorker:
             workflow_task_poller_behavior=pollers,
             activity_task_poller_behavior=pollers,
             graceful_shutdown_timeout=timedelta(seconds=self._slots.drain_seconds),
+            build_id=f"lucius-{__version__}",  # else it reads and hashes every module that is loaded, for seconds
         )
 
 

@@ -25,9 +25,10 @@ from temporalio.common import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from lucius.core.model import Job
-from lucius.engine.temporal.search import LANE, PROTOCOL, STATE, TENANT, make_searchable, state_of
-from lucius.engine.temporal.wire import ACT, WORKFLOW, Answer, Begin, Happened
+from lucius.core.model import Instant, Job
+from lucius.engine.temporal.search import LANE, NO_ANSWER, PROTOCOL, STATE, TENANT, make_searchable, state_of
+from lucius.engine.temporal.wire import ACT, WORKFLOW, Answer, Begin, Happened, Loaded
+from lucius.ports.clock import Clock
 from lucius.ports.errors import EngineDown
 
 log = structlog.get_logger(__name__)
@@ -40,11 +41,18 @@ ACT_SECONDS = timedelta(seconds=30)
 MOST_LOST_TASKS = 5
 TASK_SECONDS = timedelta(seconds=5)  # after which the tasks of a worker that died are another's
 
+NOT_THIS = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.OUT_OF_RANGE, RPCStatusCode.ALREADY_EXISTS)
+"""Temporal is there, and refuses what it was asked."""
+
 RUNNING = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running' AND TaskQueue = '{{}}'"
 
 
 class NoWorkflow(Exception):
     """There is none that runs: it has ended, or was never started."""
+
+
+class NoAnswer(EngineDown):
+    """Temporal did not answer in time, whatever it was asked."""
 
 
 class _TaskLost(EngineDown):
@@ -59,6 +67,7 @@ class Workflows:
         connect: Callable[[], Awaitable[Client]],
         task_queue: str,
         begin: Begin,
+        clock: Clock,
         *,
         searchable: bool = True,
         eager: bool = False,
@@ -68,22 +77,25 @@ class Workflows:
         self._connecting: asyncio.Task[Client] | None = None
         self._task_queue = task_queue
         self._begin = begin
+        self._clock = clock
         self._searchable = searchable
         self._eager = eager
         self.down = ""
         """Why Temporal could not be reached the last time; empty if it could."""
+        self.back_at: Instant = 0
+        """When it could be, after it could not."""
 
     @property
     def publishes(self) -> bool:
         return self._begin.publishes
 
-    async def start(self, job: Job) -> None:
-        """Unless it runs. Raises EngineDown."""
+    async def start(self, job: Job, loaded: Loaded | None = None) -> None:
+        """Unless it runs; spare it to load what we have just written. Raises EngineDown."""
         client = await self._connected()
         await self._soon(
             client.start_workflow(
                 WORKFLOW,
-                self._argument(job),
+                self._argument(job, loaded),
                 id=job.job_id,
                 task_queue=self._task_queue,
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
@@ -183,8 +195,8 @@ class Workflows:
         self._client = client
         return client
 
-    def _argument(self, job: Job) -> Begin:
-        return replace(self._begin, job_id=job.job_id, searchable=self._searchable)
+    def _argument(self, job: Job, loaded: Loaded | None = None) -> Begin:
+        return replace(self._begin, job_id=job.job_id, searchable=self._searchable, job=loaded)
 
     def _attributes(self, job: Job) -> TypedSearchAttributes | None:
         if not self._searchable:
@@ -211,16 +223,24 @@ class Workflows:
             answer = await asked
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND and "amespace" not in error.message:
-                self.down = ""
+                self._answered()
                 raise NoWorkflow(error.message) from error
             if error.status is RPCStatusCode.FAILED_PRECONDITION:
                 raise _TaskLost(error.message) from error
+            if error.status in NOT_THIS:
+                self._answered()
+                raise EngineDown(f"Temporal: {error.message}") from error
             self.down = error.message
-            raise EngineDown(f"Temporal: {error.message}") from error
+            kind = NoAnswer if error.status in NO_ANSWER else EngineDown
+            raise kind(f"Temporal: {error.message}") from error
         except (WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
             raise EngineDown(f"Temporal: {error.__cause__ or error}") from error
         except (OSError, RuntimeError) as error:  # what the client raises when it can't connect
             self.down = str(error) or "no answer in time"
-            raise EngineDown(f"Temporal can't be reached: {self.down}") from error
-        self.down = ""
+            raise NoAnswer(f"Temporal can't be reached: {self.down}") from error
+        self._answered()
         return answer
+
+    def _answered(self) -> None:
+        if self.down:
+            self.down, self.back_at = "", self._clock.now()

@@ -1,25 +1,19 @@
-"""The one module that names concrete adapters: a URL picks each, imported only when chosen."""
+"""The one place that names concrete adapters, and puts a control plane together from them."""
 
 import asyncio
-import base64
-import os
 import random
-import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
-from urllib.parse import unquote, urlsplit
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 import structlog
 from msgspec import Struct
-from msgspec.structs import replace
 
 from lucius.adapters.config_file import ConfigFile
 from lucius.adapters.expressions import CelTools
 from lucius.adapters.protocol_check import findings
 from lucius.adapters.protocols_dir import ProtocolsDir
-from lucius.core.decision import Decision, Env
+from lucius.core.decision import Env
 from lucius.drain import Drain
 from lucius.engine.calls import CallRunner
 from lucius.engine.dead_letters import DeadLetterRunner
@@ -34,17 +28,12 @@ from lucius.ids import new_job_id, new_lease_id
 from lucius.observability.logs import log_decision
 from lucius.observability.metrics import Metrics
 from lucius.observability.readiness import Readiness, Role, readiness_of
-from lucius.ports.archive import ArchiveFiles, FinishedJobs
-from lucius.ports.bus import DeadLetters, Publisher
+from lucius.ports.bus import Publisher
 from lucius.ports.calls import Caller
 from lucius.ports.clock import Clock, SystemClock
 from lucius.ports.config import ConfigSource
-from lucius.ports.errors import CallRefused
 from lucius.ports.gates import Gate
-from lucius.ports.inbox import Inbox
-from lucius.ports.ledger import Ledger, Outbox, Reader, ReviewReader
-from lucius.ports.peers import MOST_STRETCH, Presence, SharedSecrets, Wake
-from lucius.ports.protocols import ProtocolStore
+from lucius.ports.peers import MOST_STRETCH, Presence
 from lucius.service.acts import Limits
 from lucius.service.admission import Admission
 from lucius.service.auth import Authenticator, dev_key
@@ -59,8 +48,10 @@ from lucius.service.jobs import Jobs
 from lucius.service.operations import Operations
 from lucius.service.queries import Queries
 from lucius.service.reviews import Reviews
-from lucius.service.tokens import MIN_SECRET, TokenSigner
+from lucius.service.tokens import TokenSigner
 from lucius.settings import Settings, SettingsError
+from lucius.wiring.adapters import Store, open_caller, open_dead_letters, open_gate, open_ledger, open_publisher
+from lucius.wiring.keys import token_secrets, with_shared_secrets
 
 if TYPE_CHECKING:
     from lucius.engine.temporal.setup import TemporalEngine
@@ -69,22 +60,6 @@ log = structlog.get_logger(__name__)
 
 SWEEP_INTERVAL = 0.2
 SHARED_SWEEP_INTERVAL = 2.0  # replicas tell each other what is due sooner
-
-
-class Store(Ledger, Outbox, Reader, ReviewReader, ProtocolStore, Inbox, Protocol):
-    """A ledger that can be read from as well, and that says when a decision has become durable, here or elsewhere.
-
-    One that several processes share knows whether they are there.
-    """
-
-    presence: Presence | None
-    secrets: SharedSecrets | None
-    clock: Clock | None
-    awaited: Callable[[str, int], bool]
-
-    on_commit: Callable[[Decision], None] | None
-    on_flush: Callable[[int, float], None] | None
-    on_wake: Callable[[Wake], None] | None
 
 
 class Runtime(Struct, frozen=True, kw_only=True):
@@ -113,137 +88,6 @@ class Runtime(Struct, frozen=True, kw_only=True):
     clock: Clock
 
 
-async def open_ledger(settings: Settings) -> Store:
-    """Raises LedgerBusy, LedgerDown, LedgerTooNew, LedgerCorrupt or SettingsError."""
-    scheme, _, rest = settings.ledger_url.partition(":")
-    match scheme:
-        case "sqlite":
-            from lucius.adapters.ledger_sqlite import SqliteLedger
-
-            path = Path(rest.removeprefix("///"))  # sqlite:///relative.db, sqlite:////absolute.db
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return SqliteLedger.open(path, max_page_count=settings.ledger_max_pages)
-        case "memory":
-            from lucius.adapters.ledger_memory import MemoryLedger
-
-            return MemoryLedger()
-        case "postgresql" | "postgres":
-            try:
-                from lucius.adapters.ledger_postgres import PostgresLedger
-            except ModuleNotFoundError as error:
-                raise SettingsError(f"LUCIUS_LEDGER_URL: {error}; install lucius[postgres]") from None
-            return await PostgresLedger.open(settings.ledger_url, settings.ledger_connections)
-        case _:
-            known = "sqlite:///path, memory:, postgresql://…"
-            raise SettingsError(f"LUCIUS_LEDGER_URL: no ledger for {scheme!r}; known: {known}")
-
-
-@asynccontextmanager
-async def open_finished_jobs(settings: Settings) -> AsyncIterator[FinishedJobs]:
-    """The ledger's other door. Raises what `open_ledger` does."""
-    scheme, _, rest = settings.ledger_url.partition(":")
-    match scheme:
-        case "sqlite":
-            from lucius.adapters.sqlite.archive import SqliteFinishedJobs
-
-            with SqliteFinishedJobs.open(Path(rest.removeprefix("///"))) as jobs:
-                yield jobs
-        case "postgresql" | "postgres":
-            try:
-                from lucius.adapters.postgres.archive import PostgresFinishedJobs
-            except ModuleNotFoundError as error:
-                raise SettingsError(f"LUCIUS_LEDGER_URL: {error}; install lucius[postgres]") from None
-            async with PostgresFinishedJobs.open(settings.ledger_url) as shared:
-                yield shared
-        case _:
-            known = "sqlite:///path, postgresql://…"
-            raise SettingsError(f"LUCIUS_LEDGER_URL: nothing to archive in {scheme!r}; known: {known}")
-
-
-def open_archive(settings: Settings, folder: Path | None, *, writing: bool) -> AbstractContextManager[ArchiveFiles]:
-    """Where finished jobs go: the folder, or a place in the workspace that no tenant can have. Raises SettingsError or
-    ArchiveError."""
-    from lucius.adapters.archive_folder import ArchiveFolder
-
-    if folder is None:
-        root = urlsplit(settings.workspace_root)
-        if root.scheme != "file" or not root.path.startswith("/"):
-            raise SettingsError("LUCIUS_WORKSPACE_ROOT is no file:///folder: say where archives are with --archive DIR")
-        folder = Path(unquote(root.path)) / "lucius" / "_archive"
-    return ArchiveFolder.for_writing(folder) if writing else nullcontext(ArchiveFolder(folder))
-
-
-def open_publisher(settings: Settings) -> Publisher | None:
-    """What the relay publishes to; None for a bus that services pull from."""
-    match settings.bus_url.partition(":")[0]:
-        case "local":
-            return None
-        case "memory":
-            from lucius.adapters.bus_memory import MemoryBus
-
-            return MemoryBus()
-        case "redis" | "rediss" | "unix":
-            with _understood("LUCIUS_BUS_URL", settings.bus_url):
-                from lucius.adapters.bus_redis.publisher import RedisPublisher
-
-                return RedisPublisher(settings.bus_url, most_waiting=4 * settings.max_unacked)
-        case other:
-            raise SettingsError(f"LUCIUS_BUS_URL: no bus for {other!r}; known: local:, memory:, redis://…")
-
-
-def open_dead_letters(settings: Settings) -> DeadLetters | None:
-    """What the bus puts aside; None for one that gives each message out but once."""
-    if settings.bus_url.partition(":")[0] not in ("redis", "rediss", "unix"):
-        return None
-    with _understood("LUCIUS_BUS_URL", settings.bus_url):
-        from lucius.adapters.bus_redis.dead_letters import RedisDeadLetters
-
-        return RedisDeadLetters(settings.bus_url)
-
-
-def open_gate(settings: Settings) -> Gate | None:
-    """What refuses before the ledger is asked; None unless it is wanted. Connects to nothing yet."""
-    if not settings.gate_url:
-        return None
-    with _understood("LUCIUS_GATE_URL", settings.gate_url):
-        from lucius.adapters.gates_redis import RedisGate
-
-        return RedisGate(settings.gate_url)
-
-
-@contextmanager
-def _understood(variable: str, url: str) -> Iterator[None]:
-    """Raises SettingsError for a Redis URL that can't be one, or whose packages are not there."""
-    try:
-        yield
-    except ImportError as error:
-        raise SettingsError(f"{variable}: redis:// needs the extra: pip install 'lucius[redis]'") from error
-    except ValueError as error:
-        said = str(error)
-        if "@" in url:  # it may quote what it took for the port, which may be half a password
-            said = "not a URL that can be used; special characters in a password are written as %XX"
-        raise SettingsError(f"{variable}: {said}") from None
-
-
-def open_caller(settings: Settings, config: ConfigSource, clock: Clock) -> Caller:
-    """What sends HTTP for the steps that call out. Raises SettingsError."""
-    from lucius.adapters.http_caller import HttpCaller
-
-    try:
-        return HttpCaller(
-            policy=lambda: config.current().calls,
-            clock=clock,
-            orchestrator_url=settings.orchestrator_url,
-            secrets=settings.secrets,
-            webhook_secrets=_webhook_secrets(settings),
-            callbacks=lambda: config.current().callbacks,
-        )
-    except CallRefused as refused:
-        raise SettingsError(f"LUCIUS_ORCHESTRATOR_URL: {refused.message}") from None
-    except ValueError as error:
-        raise SettingsError(str(error)) from None
-
-
 def build(
     settings: Settings,
     store: Store,
@@ -261,9 +105,10 @@ def build(
     hub, metrics = Hub(clock if shared else None), Metrics(store, clock)
     if store.presence is not None:
         hub.stretch = store.presence.stretch
-    temporal = _temporal(settings, store, publisher, clock, env, role, metrics)
+    presence = store.presence or LonePresence(clock.now())
+    temporal = _temporal(settings, store, publisher, presence, clock, env, role, metrics)
     jobs = temporal.jobs if temporal is not None else Jobs(store, clock, env)
-    signer = TokenSigner(_token_secrets(settings))
+    signer = TokenSigner(token_secrets(settings))
     config = ConfigFile(settings.config_path)
     folders = (settings.protocols_dir,) if settings.protocols_dir else ()
     files = ProtocolsDir(env.tools, *folders)
@@ -281,6 +126,7 @@ def build(
         clock=clock,
         max_unacked=settings.max_unacked,
         jitter=env.jitter,
+        on_failure=metrics.loop_failed,
     )
     defaults = LimitDefaults(settings.global_inflight, settings.tenant_inflight)
     limits = Limits(config, defaults)
@@ -319,7 +165,7 @@ def build(
         interval=settings.outbox_retry_interval,
         on_failure=metrics.loop_failed,
     )
-    engine = _engine(settings, store, jobs, dispatcher, publisher, calls, notices, hub, clock, metrics, env)
+    engine = _engine(settings, store, jobs, dispatcher, publisher, calls, notices, hub, presence, clock, metrics, env)
     if temporal is not None:
         temporal.prepare(store, dispatcher, publisher, caller, clock, env)
     return Runtime(
@@ -362,6 +208,7 @@ def _temporal(
     settings: Settings,
     store: Store,
     publisher: Publisher | None,
+    presence: Presence,
     clock: Clock,
     env: Env,
     role: Role,
@@ -375,7 +222,7 @@ def _temporal(
         raise SettingsError(f"LUCIUS_ENGINE=temporal: {error}; install lucius[temporal]") from None
     works = role is Role.WORKER or (role is Role.WHOLE and not settings.shares_ledger)
     return TemporalEngine(
-        settings, store, clock, env, publishes=publisher is not None, works=works, on_repair=metrics.swept
+        settings, store, presence, clock, env, publishes=publisher is not None, works=works, on_repair=metrics.swept
     )
 
 
@@ -388,6 +235,7 @@ def _engine(
     calls: CallRunner,
     notices: NoticeRunner,
     hub: Hub,
+    presence: Presence,
     clock: Clock,
     metrics: Metrics,
     env: Env,
@@ -395,7 +243,7 @@ def _engine(
     sweeper = Sweeper(
         ledger=store,
         jobs=jobs,
-        presence=store.presence or LonePresence(clock.now()),
+        presence=presence,
         clock=clock,
         interval=settings.sweep_interval
         or (SHARED_SWEEP_INTERVAL * random.uniform(0.8, 1.2) if store.presence else SWEEP_INTERVAL),
@@ -420,9 +268,15 @@ def _engine(
         publish_timeout=settings.publish_timeout,
         jitter=env.jitter,
         shared=store.presence is not None,
+        on_failure=metrics.loop_failed,
+        at_work_since=sweeper.at_work_since,
     )
     letters = open_dead_letters(settings)
-    dead_letters = DeadLetterRunner(letters, jobs, settings.outbox_retry_interval) if letters else None
+    dead_letters = None
+    if letters is not None:
+        dead_letters = DeadLetterRunner(
+            letters, jobs, clock, settings.outbox_retry_interval, env.jitter, metrics.loop_failed
+        )
     return EmbeddedEngine(sweeper, relay, calls, notices, metrics.loop_failed, quiet_seconds, dead_letters=dead_letters)
 
 
@@ -439,12 +293,13 @@ async def open_runtime(
     env = Env(new_id=new_lease_id, jitter=random.random, defaults=settings.defaults, tools=CelTools())
     store = await open_ledger(settings)
     try:
-        settings = await _with_shared_secrets(settings, store)
+        settings = await with_shared_secrets(settings, store.secrets)
+        clock = clock or store.clock or SystemClock()
         runtime = build(
             settings,
             store,
-            open_publisher(settings),
-            clock or store.clock or SystemClock(),
+            open_publisher(settings, clock),
+            clock,
             env,
             role=role,
             drain=drain,
@@ -482,9 +337,11 @@ async def open_runtime(
 def attach(runtime: Runtime) -> None:
     """Let what follows a durable decision follow it: wake-ups, metrics, logs."""
     runtime.hub.observers.extend((runtime.metrics.committed, log_decision, runtime.admission.committed))
-    runtime.store.on_commit = runtime.hub.committed
+    runtime.store.on_commit, runtime.store.on_end = runtime.hub.committed, runtime.hub.ended
     runtime.store.on_flush = runtime.metrics.flushed
     runtime.store.on_wake = runtime.hub.heard
+    if runtime.temporal is not None:
+        runtime.hub.on_told.append(runtime.temporal.overheard.hear)
     runtime.store.awaited = runtime.hub.awaits
     for problem in (*runtime.protocols.problems(), *runtime.config.problems()):
         log.error("refused, the rest goes on", problem=str(problem))
@@ -505,52 +362,3 @@ async def _reload(runtime: Runtime) -> None:
     for problem in runtime.config.problems():
         if problem not in refused:
             log.error("config refused, the one before stays in force", problem=str(problem))
-
-
-async def _with_shared_secrets(settings: Settings, store: Store) -> Settings:
-    """Replicas need the same: what the environment does not say comes from the ledger that they share."""
-    if store.secrets is None:
-        return settings
-    tokens, webhooks = settings.token_secrets, settings.webhook_secrets
-    if not tokens:
-        tokens = (await store.secrets.secret("token", secrets.token_hex(32)),)
-    if "DEFAULT" not in webhooks:
-        webhooks = {**webhooks, "DEFAULT": await store.secrets.secret("webhook", _new_webhook_secret())}
-    return replace(settings, token_secrets=tokens, webhook_secrets=webhooks)
-
-
-def _token_secrets(settings: Settings) -> tuple[bytes, ...]:
-    """The secrets of the settings, or one of our own that outlives a restart."""
-    if any(len(secret) < MIN_SECRET for secret in settings.token_secrets):
-        raise SettingsError(f"LUCIUS_TOKEN_SECRET: each secret needs at least {MIN_SECRET} characters")
-    if settings.token_secrets:
-        return tuple(secret.encode() for secret in settings.token_secrets)
-    path = settings.data_dir / "token.secret"
-    kept = path.read_bytes() if path.exists() else b""
-    return (kept if len(kept) >= MIN_SECRET else _new_secret(path, secrets.token_hex(32)),)
-
-
-def _webhook_secrets(settings: Settings) -> dict[str, str]:
-    """The secrets of the settings, and a default of our own that outlives a restart: nothing goes out unsigned."""
-    path = settings.webhook_secret_file
-    if path is None:
-        return settings.webhook_secrets
-    kept = path.read_text().strip() if path.exists() else ""
-    return {**settings.webhook_secrets, "DEFAULT": kept or _new_secret(path, _new_webhook_secret()).decode()}
-
-
-def _new_webhook_secret() -> str:
-    return f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
-
-
-def _new_secret(path: Path, made: str) -> bytes:
-    """Whole or not there: a half-written secret would keep every later start from working."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    secret = made.encode()
-    draft = path.with_suffix(f".{os.getpid()}")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(secret)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
-    return secret

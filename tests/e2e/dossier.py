@@ -1,0 +1,77 @@
+"""A pipeline for the storm with a map, an approval, a call and waits; and the office outside that it calls."""
+
+import random
+import secrets
+from pathlib import Path
+
+import yaml
+from aiohttp import web
+
+REQUEST_TYPE = "DOSSIER"
+MOST_PAGES = 5
+CALL = "file"
+REFUSES = 0.03
+
+
+def write_protocol(folder: Path, office_url: str) -> None:
+    folder.mkdir(parents=True)
+    call = {"url": f"{office_url}/filed", "body": {"job": "${job.id}"}}
+    document = {
+        "protocol_id": "dossier",
+        "version": 1,
+        "request_type": REQUEST_TYPE,
+        "input_schema": {"type": "object", "properties": {"pages": {"type": "array"}}},
+        "steps": [
+            {
+                "step_id": "pages",
+                "kind": "map",
+                "map": {
+                    "items": "input.pages",
+                    "max_parallel": 3,
+                    "steps": [{"step_id": "page", "step_type": "OCR", "service": "ocr"}],
+                },
+            },
+            {"step_id": "agree", "kind": "human_approval", "human_approval": {"approvers": ["dev"]}},
+            # A short timeout: whoever is killed while it calls keeps the step for that long and some seconds more.
+            {"step_id": CALL, "kind": "external_call", "external_call": call, "timeout_ms": 1_000},
+            {"step_id": "signed", "kind": "wait", "wait": {"signal": "signed"}},
+            {"step_id": "rest", "kind": "wait", "wait": {"duration_ms": 50}},
+            {"step_id": "sis", "step_type": "SIS", "service": "sis"},
+        ],
+    }
+    (folder / "dossier.yaml").write_text(yaml.safe_dump(document))
+
+
+def write_config(path: Path, port: int) -> None:
+    calls = {"hosts": [f"127.0.0.1:{port}"], "allow_http": True, "allow_private": True}
+    path.write_text(yaml.safe_dump({"calls": calls}))
+
+
+class Office:
+    """Files a thing once for each key, however often it is asked, as whoever is called more than once should."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._runner: web.AppRunner | None = None
+        self.filed: dict[str, tuple[str, str]] = {}
+        """By idempotency key: the job that it was for, and the receipt."""
+        self.calls = 0
+
+    async def open(self) -> None:
+        app = web.Application()
+        app.router.add_post("/filed", self._file)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _file(self, request: web.Request) -> web.Response:
+        self.calls += 1
+        if random.random() < REFUSES:
+            return web.json_response({"detail": "not this time"}, status=500)
+        job_id = (await request.json())["job"]
+        receipt = self.filed.setdefault(request.headers["Idempotency-Key"], (job_id, secrets.token_hex(8)))
+        return web.json_response({"receipt": receipt[1]})

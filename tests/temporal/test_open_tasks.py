@@ -1,0 +1,206 @@
+"""A task that stays open for what services say must not take on too much, nor keep others waiting; and if it is lost,
+what it had heard is not held against anybody."""
+
+import asyncio
+import itertools
+import json
+import random
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from temporalio.api.enums.v1 import EventType
+from temporalio.client import Client
+
+from lucius.core.decision import Decision
+from lucius.core.model import NEVER
+from lucius.engine.temporal import ahead
+from lucius.engine.temporal.client import data_converter
+from tests.support.api import Api, settings_for
+from tests.support.temporal import TemporalServer
+from tests.temporal.test_new_runs import runs_of, serving_at
+from tests.temporal.twin_api import FollowingApi
+
+ITEMS, LARGE = 300, 100_000
+APPLIED = ("CALLBACK_RESULT", "APPLIED")
+
+STEPS, MANY_STEPS = 20, 50
+
+
+def chain(name: str, steps: int) -> dict[str, Any]:
+    each = [{"step_id": f"s{n}", "step_type": "OCR", "service": "ocr"} for n in range(steps)]
+    return {"protocol_id": name.lower(), "version": 1, "request_type": name, "steps": each}
+
+
+MAP: dict[str, Any] = {
+    "protocol_id": "map",
+    "version": 1,
+    "request_type": "MAP",
+    "input_schema": {"type": "object"},
+    "steps": [
+        {
+            "step_id": "each",
+            "kind": "map",
+            "map": {
+                "items": "input.items",
+                "max_parallel": 32,
+                "steps": [{"step_id": "x", "step_type": "OCR", "service": "ocr"}],
+            },
+        }
+    ],
+}
+
+
+@asynccontextmanager
+async def world(folder: Path, address: str) -> AsyncIterator[FollowingApi]:
+    for protocol in (chain("SINGLE", 1), chain("CHAIN", STEPS), chain("LONG_CHAIN", MANY_STEPS), MAP):
+        (folder / f"{protocol['protocol_id']}.yaml").write_text(json.dumps(protocol))
+    settings = settings_for(folder, protocols_dir=folder, ledger_url=f"sqlite:///{folder / 'ledger.db'}")
+    async with serving_at(replace(settings, temporal_task_queue=uuid.uuid4().hex), address) as api:
+        yield api
+
+
+async def answer(api: Api, most: int = 1, result: Any = None, seconds: float = 0.0) -> int:
+    """So many directives, all at once: however far the ledger is."""
+    pull = "/v1/services/ocr/directives:pull", {"wait_seconds": 5, "max": most}
+    directives = (await Api.call(api, "POST", *pull)).ok()["directives"]
+    await asyncio.sleep(seconds)
+    for answered in await asyncio.gather(*(api.succeed(directive, result=result) for directive in directives)):
+        answered.ok()
+    return len(directives)
+
+
+async def kinds(server: TemporalServer, job_id: str) -> Counter[str]:
+    client = await Client.connect(server.address, data_converter=data_converter({}))
+    handle = client.get_workflow_handle(job_id)
+    async with asyncio.timeout(30):
+        await handle.result()
+    events = [event async for event in handle.fetch_history_events()]
+    return Counter(EventType.Name(event.event_type).removeprefix("EVENT_TYPE_") for event in events)
+
+
+async def dispositions(api: Api, job_id: str) -> Counter[tuple[str, str]]:
+    events = await api.runtime.store.events(job_id, 0, 5_000)
+    return Counter((event.type, event.data["disposition"]) for event in events if "disposition" in event.data)
+
+
+async def test_large_answers_one_after_the_other(tmp_path: Path, temporal_server: TemporalServer) -> None:
+    async with world(tmp_path, temporal_server.address) as api:
+        job_id = await api.submit(request_type="CHAIN")
+        for n in range(STEPS):
+            assert await answer(api, result={"text": random.randbytes(LARGE).hex()}), n
+        assert await api.end(job_id) == "SUCCEEDED"
+        assert not (await kinds(temporal_server, job_id))["WORKFLOW_TASK_FAILED"]
+
+
+async def test_many_answers_at_once(tmp_path: Path, temporal_server: TemporalServer) -> None:
+    async with world(tmp_path, temporal_server.address) as api:
+        job_id, done = await api.submit(request_type="MAP", payload={"items": list(range(ITEMS))}), 0
+        while done < ITEMS:
+            done += await answer(api, most=100)
+        assert await api.end(job_id) == "SUCCEEDED"
+        assert await dispositions(api, job_id) == {APPLIED: ITEMS}
+        assert not (await kinds(temporal_server, job_id))["WORKFLOW_TASK_FAILED"]
+
+
+async def test_what_a_lost_task_heard_is_no_duplicate(
+    tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Temporal fails a task for which too many signals wait, and who works on it does not know."""
+    monkeypatch.setattr(ahead, "MOST_SIGNALS", 10_000)
+    monkeypatch.setattr(ahead, "MOST_SECONDS", 60)
+    async with world(tmp_path, temporal_server.address) as api:
+        job_id, done = await api.submit(request_type="MAP", payload={"items": list(range(ITEMS))}), 0
+        while done < ITEMS:
+            done += await answer(api, most=100)
+        assert await api.end(job_id) == "SUCCEEDED"
+        assert (await kinds(temporal_server, job_id))["WORKFLOW_TASK_FAILED"], "none was lost"
+        assert await dispositions(api, job_id) == {APPLIED: ITEMS}
+
+
+async def test_an_act_is_answered_however_much_is_said_meanwhile(
+    tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "MOST_SIGNALS", 10_000)
+    monkeypatch.setattr(ahead, "MOST_SECONDS", 60)
+    async with world(tmp_path, temporal_server.address) as api:
+        job_id = await api.submit(request_type="CHAIN")
+        (directive,) = await api.pull("ocr", wait_seconds=5)
+        (await api.fail(directive, failure_class="NON_RETRYABLE")).ok()
+        assert await api.end(job_id) == "FAILED_FINAL"
+        retried = asyncio.create_task(api.post(f"/v1/jobs/{job_id}:retry", {"reason": "mended"}))
+        for n in range(STEPS):
+            assert await answer(api, seconds=0.1), n
+            if retried.done():
+                break
+        else:
+            pytest.fail("it waits for all that is said")
+        (await retried).ok(202)
+
+
+async def test_a_chain_of_quick_steps_keeps_nobody_waiting_for_long(
+    tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "MOST_SECONDS", 1.0)
+    async with world(tmp_path, temporal_server.address) as api:
+        job_id = await api.submit(request_type="CHAIN")
+        for _ in range(STEPS):
+            assert await answer(api, seconds=0.15)
+        assert await api.end(job_id) == "SUCCEEDED"
+        assert (await kinds(temporal_server, job_id))["WORKFLOW_TASK_COMPLETED"] >= 4
+
+
+async def test_a_job_whose_services_keep_answering_begins_anew_all_the_same(tmp_path: Path, narrow: str) -> None:
+    async with world(tmp_path, narrow) as api:
+        job_id = await api.submit(request_type="LONG_CHAIN")
+        for _ in range(MANY_STEPS):
+            assert await answer(api, seconds=0.08)
+        assert await api.end(job_id) == "SUCCEEDED"
+        await runs_of(narrow, job_id, lambda runs: len(runs) >= 2)
+
+
+async def test_time_passes_in_a_task(tmp_path: Path, temporal_server: TemporalServer) -> None:
+    async with world(tmp_path, temporal_server.address) as api:
+        job_id = await api.submit(request_type="CHAIN")
+        for _ in range(STEPS):
+            assert await answer(api, seconds=0.05)
+        await api.job(job_id)
+        view = await api.runtime.store.job(job_id)
+        assert view is not None
+        ends = [view.steps[f"s{n}"].updated_at for n in range(STEPS)]
+        assert all(later - earlier >= 40 for earlier, later in itertools.pairwise(ends)), ends
+        assert view.job.updated_at <= api.clock.now() + 50
+
+
+async def test_what_was_said_twice_to_a_task_that_was_lost_is_a_duplicate_once(
+    tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Temporal lets no workflow end that has a signal to hear, so its last task is done once more."""
+    async with world(tmp_path, temporal_server.address) as api:
+        store, said = api.runtime.store, list[str]()
+        commit = store.commit
+
+        async def once_more(decision: Decision) -> None:
+            if not decision.job.live and not said:
+                said.append((await api.succeed(directive)).ok()["disposition"])
+            await commit(decision)
+
+        job_id = await api.submit(request_type="SINGLE")
+        (directive,) = await api.pull("ocr", wait_seconds=5)
+        (await api.callback("ack", directive)).ok()
+        await api.job(job_id)  # heard by the task that asked for it, which is over
+        monkeypatch.setattr(store, "commit", once_more)
+        (await api.succeed(directive)).ok()
+        found = await kinds(temporal_server, job_id)
+        assert (said, found["WORKFLOW_TASK_FAILED"]) == (["DUPLICATE"], 1)
+        assert await dispositions(api, job_id) == {
+            ("CALLBACK_ACK", "APPLIED"): 1,
+            APPLIED: 1,
+            ("CALLBACK_RESULT", "DUPLICATE"): 1,
+        }
+        assert await store.unread(NEVER, 10) == []
