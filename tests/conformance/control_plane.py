@@ -85,8 +85,8 @@ class ControlPlane:
 
     def waiting(self) -> int:
         """Pulls that have reached the server and found nothing."""
-        pulls = self.runtime.hub._pulls.items()
-        return sum(len(waiters) for service, waiters in pulls if service not in OF_THE_ENGINE)
+        pulls = self.runtime.hub.pulls._waiting.items()
+        return sum(len(waiting) for service, waiting in pulls if service not in OF_THE_ENGINE)
 
     async def submit(self, number: int, service: str = "ocr", lane: int = 3, **fields: Any) -> str:
         """A job of one step, for the service and the lane."""

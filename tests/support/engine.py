@@ -65,6 +65,7 @@ class Engine:
             max_unacked=max_unacked,
             jitter=self.env.jitter,
         )
+        self.jobs.hands_out = self.dispatcher
         self.caller = HttpCaller(
             policy=lambda: self.policy,
             clock=clock,

@@ -1,6 +1,7 @@
 """`decide`: every rule about states, as one pure function with a clause for each input."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from lucius.core import approvals, callbacks, containers, control, deadlines, notices, tasks, turns, waits
@@ -34,11 +35,15 @@ from lucius.core.inputs import (
     Start,
     Submit,
     Succeeded,
+    Taker,
 )
 from lucius.core.model import AttemptOutcome, Instant, Job, JobStatus, Step, StepStatus, Token
 from lucius.core.steps import DISPATCHED
 
 __all__ = ["counted", "decide", "decide_all", "unacked_counter"]
+
+Takers = Callable[[str], Taker | None]
+"""Who of a service waits for directives at this moment."""
 
 
 def decide(view: JobView | None, happened: Input, now: Instant, env: Env) -> Decision:
@@ -46,13 +51,32 @@ def decide(view: JobView | None, happened: Input, now: Instant, env: Env) -> Dec
     return decide_all(view, (happened,), now, env)
 
 
-def decide_all(view: JobView | None, inputs: Sequence[Input], now: Instant, env: Env) -> Decision:
-    """Several inputs at one instant, folded into one decision and hence one commit."""
+def decide_all(
+    view: JobView | None, inputs: Sequence[Input], now: Instant, env: Env, takers: Takers | None = None
+) -> Decision:
+    """Several inputs at one instant, folded into one decision and hence one commit.
+
+    With `takers`, what the inputs make ready for a service that waits is handed over to it in the same decision.
+    """
     draft = Draft(view, now, env)
     replies = tuple([_decide_and_settle(draft, happened) for happened in inputs])
     if not draft.exists:
         raise ValueError("a job that does not exist can only be submitted")
+    if takers is not None:
+        _hand_over_at_once(draft, takers)
     return draft.finish(replies)
+
+
+def _hand_over_at_once(draft: Draft, takers: Takers) -> None:
+    taken: Counter[str] = Counter()
+    for row in draft.new_rows():
+        taker = takers(row.service)
+        if taker is None or taken[row.service] >= taker.room or not draft.has_room():
+            continue
+        handed_over = HandedOver(row.step_id, row.attempt_no, row.lease_id, taker.caps)
+        if isinstance(_decide_and_settle(draft, handed_over), Applied):
+            taken[row.service] += 1
+            draft.given.append(row)
 
 
 def _decide_and_settle(draft: Draft, happened: Input) -> Reply:

@@ -130,6 +130,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     reviews: tuple[ReviewItem, ...] = ()
     counters: dict[str, int] = field(default_factory=dict)
     caps: tuple[Cap, ...] = ()
+    given: tuple[OutboxRow, ...] = ()
+    """Rows that were made and handed over at once, to services that waited for them."""
     changes: bool = True
 
     @property

@@ -54,6 +54,7 @@ class Draft:
         self.exists = view is not None
         self.steps: dict[str, Step] = {}
         self.caps: tuple[Cap, ...] = ()
+        self.given: list[OutboxRow] = []
         self.ready: list[Token] = []
         self.scopes: dict[str, Scope] = {}
         self._asked: frozenset[str] | None = None
@@ -206,6 +207,14 @@ class Draft:
         self.steps[step.step_id] = self._changed[step.step_id] = step
         self._moved = True
 
+    def new_rows(self) -> list[OutboxRow]:
+        """What this decision asks services for, and nobody can have been given yet."""
+        return [row for row in self._rows.values() if row.is_ready and not self._had(row)]
+
+    def _had(self, row: OutboxRow) -> bool:
+        before = self.before.steps.get(row.step_id) if self.before is not None else None
+        return before is not None and before.attempt.outbox_id == row.outbox_id
+
     def put_row(self, step: Step, status: OutboxStatus, next_attempt_at: Instant | None = None) -> None:
         attempt, routing = step.attempt, step.attempt.routing
         if status is OutboxStatus.PENDING and attempt.held:
@@ -281,6 +290,7 @@ class Draft:
             reviews=tuple(self._reviews.values()),
             counters=self._counter_moves() if self._moved else {},
             caps=self.caps,
+            given=tuple(self.given),
             changes=changes,
         )
 

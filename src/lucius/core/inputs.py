@@ -15,6 +15,13 @@ class Cap(Struct, frozen=True):
     limit: int
 
 
+class Taker(Struct, frozen=True):
+    """A service that waits for directives at this moment: for how many, and within which limits."""
+
+    room: int
+    caps: tuple[Cap, ...] = ()
+
+
 class Submit(Struct, frozen=True, kw_only=True):
     """A validated command. Creates the job QUEUED; `Start` takes it from there."""
 

@@ -453,6 +453,11 @@ class OutboxRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     claimed_at: Instant | None = None
     settled_at: Instant | None = None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether whoever asks may have it now."""
+        return self.status is OutboxStatus.PENDING and self.next_attempt_at is None and self.claimed_at is None
+
 
 class Event(Struct, frozen=True, omit_defaults=True):
     """`attempts` are digests of those that ended with it."""

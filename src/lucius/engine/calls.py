@@ -25,6 +25,7 @@ from lucius.service.dispatch import Dispatcher
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
+from lucius.service.pulls import Pull
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +76,7 @@ class CallRunner:
         """Start every call that may start, then wait for more."""
         self._raise_failure()
         self._look.clear()
-        seen = self._hub.arrivals(HTTP_SERVICE)
+        seen = self._hub.pulls.arrivals(HTTP_SERVICE)
         if not await self.start_ready():
             await self._wait_for_more(seen)
 
@@ -289,7 +290,7 @@ class CallRunner:
             seconds = min(seconds, max(0.0, (self._opens_at - self._clock.now()) / 1000))
         look = asyncio.ensure_future(self._look.wait())
         try:
-            if not await self._hub.wait_for_row(HTTP_SERVICE, seconds, seen, gone=look) and self._hub.closed:
+            if not await self._hub.pulls.wait(HTTP_SERVICE, Pull(gone=look), seconds, seen) and self._hub.closed:
                 await look
         finally:
             look.cancel()

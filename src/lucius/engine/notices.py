@@ -22,6 +22,7 @@ from lucius.ports.ledger import Ledger, Outbox, PendingQuery
 from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
 from lucius.service.notices import notice_body, notice_id
+from lucius.service.pulls import Pull
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +69,7 @@ class NoticeRunner:
     async def turn(self) -> None:
         """Start every notice that may start, then wait for more."""
         self._look.clear()
-        seen = self._hub.arrivals(WEBHOOK_SERVICE)
+        seen = self._hub.pulls.arrivals(WEBHOOK_SERVICE)
         if not await self.start_due():
             await self._wait_for_more(seen)
         if self._hub.closed:
@@ -77,7 +78,7 @@ class NoticeRunner:
     async def _wait_for_more(self, seen: int) -> None:
         look = asyncio.ensure_future(self._look.wait())
         try:
-            await self._hub.wait_for_row(WEBHOOK_SERVICE, self._interval * self._hub.stretch(), seen, gone=look)
+            await self._hub.pulls.wait(WEBHOOK_SERVICE, Pull(gone=look), self._interval * self._hub.stretch(), seen)
         finally:
             look.cancel()
 

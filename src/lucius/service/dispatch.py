@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from lucius.contract import Directive
 from lucius.core.decide import unacked_counter
 from lucius.core.decision import Applied, Decision
-from lucius.core.inputs import Cap, HandedOver, HandOverFailed, HandOverReleased, HandOverStarted, Input
+from lucius.core.inputs import Cap, HandedOver, HandOverFailed, HandOverReleased, HandOverStarted, Input, Taker
 from lucius.core.model import ErrorInfo, Millis, OutboxRow
 from lucius.core.protocol import OF_THE_ENGINE
 from lucius.ports.bus import Publisher
@@ -38,6 +38,7 @@ from lucius.service.directives import DirectiveWriter, seen_from
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
+from lucius.service.pulls import Given, Promise, Pull
 from lucius.service.ramp import Pace
 
 log = structlog.get_logger(__name__)
@@ -107,7 +108,7 @@ class Dispatcher:
 
         `gone` makes a future that is done once the puller hung up: handing over to nobody would cost an attempt.
         """
-        seen = self._hub.arrivals(service)
+        seen = self._hub.pulls.arrivals(service)
         directives = await self._hand_out(service, limit, lanes)
         if directives or wait_seconds <= 0:
             return directives
@@ -117,15 +118,33 @@ class Dispatcher:
         try:
             while not directives and (remaining := deadline - loop.time()) > 0:
                 paced = self._pace.wait()
-                woken = await self._hub.wait_for_row(service, min(remaining, paced or remaining), seen, lanes, hung_up)
+                waiting = Pull(lanes, limit, hung_up)
+                woken = await self._hub.pulls.wait(service, waiting, min(remaining, paced or remaining), seen)
                 if not woken and (not paced or self._hub.closed or (hung_up is not None and hung_up.done())):
                     break
-                seen = self._hub.arrivals(service)
-                directives = await self._hand_out(service, limit, lanes)
+                seen = self._hub.pulls.arrivals(service)
+                if waiting.given:
+                    directives = await self._directives(waiting.given)
+                else:
+                    directives = await self._hand_out(service, limit, lanes)
         finally:
             if hung_up is not None:
                 hung_up.cancel()
         return directives
+
+    def taker(self, service: str) -> Taker | None:
+        """Nobody, while there is a reason to give out few: then rows wait in the outbox, where all take their turn."""
+        if self.is_capped(service) or not self._pace.is_full:
+            return None
+        room = self._hub.pulls.room(service)
+        return Taker(room, self._caps(service)) if room else None
+
+    def promise(self, decision: Decision) -> list[Promise]:
+        return [self._hub.pulls.promise(row) for row in decision.given]
+
+    async def _directives(self, given: Collection[Given]) -> list[Directive]:
+        written = [await self.directive(one.row, one.decision) for one in given]
+        return [directive for directive in written if directive is not None]
 
     async def _hand_out(self, service: str, limit: int, lanes: frozenset[int] | None) -> list[Directive]:
         if not self.is_capped(service):
@@ -273,7 +292,9 @@ class Dispatcher:
         return (await self._reader.counters(counter)).get(counter, 0)
 
     async def _give(self, row: OutboxRow) -> Directive | None:
-        decision = await self._report(row, HandedOver(row.step_id, row.attempt_no, row.lease_id, self._caps(row)))
+        decision = await self._report(
+            row, HandedOver(row.step_id, row.attempt_no, row.lease_id, self._caps(row.service))
+        )
         return await self.directive(row, decision) if decision is not None else None
 
     async def release_claims(self) -> None:
@@ -312,7 +333,7 @@ class Dispatcher:
 
     async def publish(self, row: OutboxRow, publisher: Publisher, timeout_seconds: float) -> bool:
         """Push one row: claim, publish, report. False if it must wait. Raises BusDown, with the claim given back."""
-        claim = HandOverStarted(row.step_id, row.attempt_no, row.lease_id, self._caps(row), by=self._me)
+        claim = HandOverStarted(row.step_id, row.attempt_no, row.lease_id, self._caps(row.service), by=self._me)
         self._forget_unclaimed(row)  # from now on it is this claim that counts
         try:
             claimed = await self._report(row, claim)
@@ -352,8 +373,8 @@ class Dispatcher:
             log.warning("handover outcome unknown, counts as handed over", outbox_id=row.outbox_id)
         return handed_over
 
-    def _caps(self, row: OutboxRow) -> tuple[Cap, ...]:
-        return (Cap(unacked_counter(row.service), self._max_unacked),)
+    def _caps(self, service: str) -> tuple[Cap, ...]:
+        return (Cap(unacked_counter(service), self._max_unacked),)
 
     async def _report(self, row: OutboxRow, happened: Input) -> Decision | None:
         """The decision if it was applied; None if the row must wait or is no longer wanted."""

@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, TypeVar
-
-from msgspec import Struct
+from typing import TypeVar
 
 from lucius.core.counters import UNACKED
 from lucius.core.decision import Decision, JobView
@@ -14,6 +12,7 @@ from lucius.core.model import Instant, OutboxStatus
 from lucius.core.protocol import OF_THE_ENGINE
 from lucius.ports.clock import Clock
 from lucius.ports.peers import ANY_LANE, NEAR_MS, Wake
+from lucius.service.pulls import Pulls
 
 LATE_MS = 10  # clocks differ by some milliseconds: whoever looks too early looks in vain
 
@@ -26,21 +25,15 @@ class End(asyncio.Event):
     view: JobView | None = None
 
 
-class _Waiter(Struct, eq=False):
-    woken: asyncio.Future[None]
-    lanes: frozenset[int] | None
-
-
 class Hub:
     """Told of every durable decision, it wakes the waiters that it concerns."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         """With a clock, whoever minds the deadlines is woken when one comes, and need not look all the time."""
         self._clock = clock
-        self._pulls: dict[str, list[_Waiter]] = {}
+        self.pulls = Pulls()
         self._held: set[str] = set()
         self._pick_ups: dict[str, int] = {}
-        self._arrivals: dict[str, int] = {}
         self._watchers: dict[str, dict[asyncio.Event, None]] = {}  # in order, so that a simulation repeats itself
         self._enders: dict[str, dict[End, None]] = {}
         self.relay = asyncio.Event()
@@ -57,7 +50,7 @@ class Hub:
     def committed(self, decision: Decision) -> None:
         for row in decision.outbox:
             if row.status is OutboxStatus.PENDING and row.next_attempt_at is None:
-                self._wake_pull(row.service, row.lane)
+                self.pulls.wake_one(row.service, row.lane)
                 self.relay.set()
         if decision.job.due_at is not None:
             self._note_due(decision.job.due_at, decision.job.updated_at)
@@ -80,9 +73,9 @@ class Hub:
         """Of what other processes made durable."""
         for service, lane in wake.ready:
             if lane == ANY_LANE:
-                self._wake_all(service)
+                self.pulls.wake_all(service)
             else:
-                self._wake_pull(service, lane)
+                self.pulls.wake_one(service, lane)
             self.relay.set()
         for service in wake.picked_up:
             self._note_pick_up(service)
@@ -111,26 +104,11 @@ class Hub:
             delay = (max(0, due_at - self._clock.now()) + LATE_MS) / 1000
             asyncio.get_running_loop().call_later(delay, self.due.set)
 
-    def _wake_pull(self, service: str, lane: int) -> None:
-        """One new row needs one pull: waking all of them would make each look in vain."""
-        self._arrivals[service] = self.arrivals(service) + 1
-        for waiter in self._pulls.get(service, ()):
-            if not waiter.woken.done() and (waiter.lanes is None or lane in waiter.lanes):
-                waiter.woken.set_result(None)
-                return
-
     def awaits(self, service: str, lane: int) -> bool:
         """Whether a row like this would be taken here at once."""
         if self.relays and service not in OF_THE_ENGINE:
             return True
-        return any(
-            not waiter.woken.done() and (waiter.lanes is None or lane in waiter.lanes)
-            for waiter in self._pulls.get(service, ())
-        )
-
-    def arrivals(self, service: str) -> int:
-        """Grows whenever there may be something to pull. Read it before looking, and nothing slips in between."""
-        return self._arrivals.get(service, 0)
+        return self.pulls.awaits(service, lane)
 
     def pick_ups(self, service: str) -> int:
         """Grows whenever one of the service's directives is no longer un-ACKed."""
@@ -142,7 +120,7 @@ class Hub:
         `seen` is from before the attempt: the pick-up may have come in the very commit that refused it.
         """
         if self.pick_ups(service) != seen:
-            self._wake_all(service)
+            self.pulls.wake_all(service)
             self.relay.set()
         else:
             self._held.add(service)
@@ -156,44 +134,8 @@ class Hub:
         self._pick_ups[service] = self.pick_ups(service) + 1
         if service in self._held:
             self._held.discard(service)
-            self._wake_all(service)
+            self.pulls.wake_all(service)
             self.relay.set()
-
-    def _wake_all(self, service: str) -> None:
-        self._arrivals[service] = self.arrivals(service) + 1
-        for waiter in self._pulls.get(service, ()):
-            if not waiter.woken.done():
-                waiter.woken.set_result(None)
-
-    async def wait_for_row(
-        self,
-        service: str,
-        seconds: float,
-        seen: int,
-        lanes: frozenset[int] | None = None,
-        gone: asyncio.Future[Any] | None = None,
-    ) -> bool:
-        """True when a row may have become ready since `seen` arrivals.
-
-        False when the time is over, the puller is gone or we are closed.
-        """
-        if self.closed:
-            return False
-        if self.arrivals(service) != seen:
-            return True
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), lanes)
-        waiting = self._pulls.setdefault(service, [])
-        waiting.append(waiter)
-        took_it = False
-        try:
-            watched = (waiter.woken,) if gone is None else (waiter.woken, gone)
-            await asyncio.wait(watched, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            took_it = waiter.woken.done() and not self.closed and (gone is None or not gone.done())
-        finally:
-            waiting.remove(waiter)
-            if waiter.woken.done() and not took_it:
-                self._wake_all(service)  # a wake-up that nobody uses must not be lost
-        return took_it
 
     @contextmanager
     def watch(self, job_id: str) -> Iterator[asyncio.Event]:
@@ -208,8 +150,7 @@ class Hub:
     def close(self) -> None:
         """Let everyone who waits go, so that a server can stop."""
         self.closed = True
-        for service in self._pulls:
-            self._wake_all(service)
+        self.pulls.close()
         for event in (*chain(*self._watchers.values()), *chain(*self._enders.values())):
             event.set()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from lucius.contract import Accepted, ClientCallbackUrls, CommandEnvelope
 from lucius.core.inputs import Input, Start, Submit
-from lucius.core.model import Command, Mode
+from lucius.core.model import Command, JobStatus, Mode
 from lucius.core.protocol import Protocol
 from lucius.core.routing import route
 from lucius.ports.config import ConfigSource
@@ -133,7 +133,9 @@ class Ingress:
         except LimitReached as reached:
             self._admission.refused(reached)
             raise over_limit(reached) from None
-        return Accepted(jobId=job_id, status=decision.job.status, duplicate=False)
+        # What was accepted is what the command is told, also when a service was given its first step with that.
+        status = JobStatus.DISPATCHING if decision.given else decision.job.status
+        return Accepted(jobId=job_id, status=status, duplicate=False)
 
     async def _existing(self, known: IdempotencyRow, command: Command) -> Accepted:
         if known.idempotency_hash != command.idempotency_hash:

@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
-from lucius.core.decide import decide_all
+from lucius.core.decide import Takers, decide_all, unacked_counter
 from lucius.core.decision import Decision, Env, JobView, MissingSteps
-from lucius.core.inputs import Input
+from lucius.core.inputs import Input, Taker
 from lucius.core.model import Instant, Job, Millis
 from lucius.ports.clock import Clock
-from lucius.ports.errors import ForeignEngine, LedgerFull, VersionConflict
+from lucius.ports.errors import ForeignEngine, LedgerFull, LimitReached, VersionConflict
 from lucius.ports.ledger import Ledger
 from lucius.service.errors import RejectCode, Rejected
+from lucius.service.pulls import Promise
 
 Inputs = Sequence[Input] | Callable[[JobView], Awaitable[Sequence[Input]]]
 """What happens to a job, or how to tell from the job as it was loaded: then both are as old as each other."""
@@ -18,6 +20,16 @@ Inputs = Sequence[Input] | Callable[[JobView], Awaitable[Sequence[Input]]]
 MAX_CONFLICTS = 20
 REFUSED_LATELY_MS: Millis = 15_000
 MAX_LOADS = 100  # each finds at least one more step, and a decision touches few
+
+
+class HandsOut(Protocol):
+    """Knows the services that wait for directives."""
+
+    def taker(self, service: str) -> Taker | None:
+        """Who of a service can be given some at this moment."""
+
+    def promise(self, decision: Decision) -> list[Promise]:
+        """What the decision gives, once it is durable. To be asked in the same turn of the loop as `taker`."""
 
 
 class _Turn:
@@ -40,6 +52,8 @@ class Jobs:
         self._ledger = ledger
         self._clock = clock
         self._env = env
+        self.hands_out: HandsOut | None = None
+        """Without it, a directive is handed over by a decision of its own, later than the one that asks for it."""
         self._turns: dict[str, _Turn] = {}
         self._refused: tuple[Instant, LedgerFull] | None = None
 
@@ -49,7 +63,21 @@ class Jobs:
             return None
         return self._refused[1]
 
+    @property
+    def _takers(self) -> Takers | None:
+        return self.hands_out.taker if self.hands_out is not None else None
+
     async def _commit(self, decision: Decision) -> None:
+        """To be called in the same turn of the loop in which it was decided: what was promised must still be wanted."""
+        if not decision.given or self.hands_out is None:
+            await self._write(decision)
+            return
+        promises = self.hands_out.promise(decision)
+        writing = asyncio.create_task(self._write(decision))  # it goes on, and is minded, if we are cut off
+        writing.add_done_callback(lambda written: _settle(promises, decision, written))
+        await asyncio.shield(writing)
+
+    async def _write(self, decision: Decision) -> None:
         try:
             await self._ledger.commit(decision)
         except LedgerFull as error:
@@ -72,14 +100,20 @@ class Jobs:
                 del self._turns[job_id]
 
     async def _apply(self, job_id: str, inputs: Inputs, step_id: str | None) -> Decision:
+        takers = self._takers
         for conflicts in range(MAX_CONFLICTS):
-            decision = await self.weigh(job_id, inputs, step_id)
+            decision = await self.weigh(job_id, inputs, step_id, takers=takers)
             if not decision.changes:
                 return decision
             try:
                 await self._commit(decision)
             except VersionConflict:
                 await asyncio.sleep(self._env.jitter() * 0.002 * 2 ** min(conflicts, 6))
+                continue
+            except LimitReached as reached:
+                if not _gives_too_many(decision, reached):
+                    raise
+                takers = None
                 continue
             return decision
         message = f"job {job_id} is changing too fast; try again"
@@ -92,6 +126,7 @@ class Jobs:
         step_id: str | None = None,
         fresh: bool = False,
         at: Instant | None = None,
+        takers: Takers | None = None,
     ) -> Decision:
         """What would be decided as things stand, now or then. Nothing is committed. Raises Rejected for an unknown job.
 
@@ -113,7 +148,7 @@ class Jobs:
             try:
                 now = self._clock.now() if at is None else at
                 now = max(now, view.job.updated_at)  # another process may be some milliseconds ahead
-                decision = decide_all(view, happened, now, self._env)
+                decision = decide_all(view, happened, now, self._env, None if view.job.engine else takers)
             except MissingSteps as missing:
                 wanted |= missing.step_ids
                 continue
@@ -130,6 +165,26 @@ class Jobs:
 
     async def create(self, inputs: Sequence[Input]) -> Decision:
         """The first decision of a job. Raises AlreadyAccepted or LimitReached."""
-        decision = decide_all(None, inputs, self._clock.now(), self._env)
-        await self._commit(decision)
+        decision = decide_all(None, inputs, self._clock.now(), self._env, self._takers)
+        try:
+            await self._commit(decision)
+        except LimitReached as reached:
+            if not _gives_too_many(decision, reached):
+                raise
+            decision = decide_all(None, inputs, self._clock.now(), self._env)
+            await self._commit(decision)
         return decision
+
+
+def _gives_too_many(decision: Decision, reached: LimitReached) -> bool:
+    """Whether it would do without what it hands over: a service at its cap gets its directive later."""
+    return any(reached.counter == unacked_counter(row.service) for row in decision.given)
+
+
+def _settle(promises: list[Promise], decision: Decision, written: asyncio.Task[None]) -> None:
+    is_durable = not written.cancelled() and written.exception() is None
+    for promise in promises:
+        if is_durable:
+            promise.keep(decision)
+        else:
+            promise.withdraw()

@@ -40,6 +40,10 @@ class Pace:
         self._ends_at: float | None = None
         self._goes_well = False
 
+    @property
+    def is_full(self) -> bool:
+        return self._ramp.is_full
+
     def outage(self) -> None:
         """The first who comes begins it."""
         self._ramp.outage()

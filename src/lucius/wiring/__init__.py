@@ -128,6 +128,8 @@ def build(
         jitter=env.jitter,
         on_failure=metrics.loop_failed,
     )
+    if publisher is None:
+        jobs.hands_out = dispatcher
     defaults = LimitDefaults(settings.global_inflight, settings.tenant_inflight)
     limits = Limits(config, defaults)
     admission = Admission(gate, store)

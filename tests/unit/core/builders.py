@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from lucius.core.decide import decide_all
+from lucius.core.decide import Takers, decide_all
 from lucius.core.decision import Applied, CallbackReply, Decision, Defaults, Env, JobView, MissingSteps, Reply
 from lucius.core.inputs import (
     Ack,
@@ -124,6 +124,8 @@ class Story(Acts):
         self.tenant_id = tenant_id
         self.payload = payload
         self.caps = caps
+        self.takers: Takers | None = None
+        """Services that wait for directives."""
         self.books = Books()
         self.last: Decision | None = None
 
@@ -203,17 +205,31 @@ class Story(Acts):
 
     def _decide(self, inputs: Sequence[Input]) -> Decision:
         if self.books.job is None:
-            return decide_all(None, inputs, self.now, self.env)
-        made = self.ids.made
+            return decide_all(None, inputs, self.now, self.env, self.takers)
+        before_it = self.ids.made
         first = self._decide_on_what_it_asks_for(inputs)
-        made, self.ids.made = self.ids.made, made
+        after_it, self.ids.made = self.ids.made, before_it
         whole = self.view
         before = msgspec.json.encode(whole)
-        again = decide_all(whole, inputs, self.now, self.env)
+        again = decide_all(whole, inputs, self.now, self.env, self.takers)
         assert again == first, "a decision on a part of the job differs from one on the whole of it"
-        assert self.ids.made == made
+        assert self.ids.made == after_it
+        if first.given:
+            self.ids.made = before_it
+            self._check_given(whole, inputs, first)
         assert msgspec.json.encode(whole) == before, "decide changed what it was given"
         return first
+
+    def _check_given(self, view: JobView, inputs: Sequence[Input], decision: Decision) -> None:
+        """To be given a directive at once is to be handed it over at once, and nothing else."""
+        takers = [self.takers(row.service) if self.takers else None for row in decision.given]
+        given = [
+            HandedOver(row.step_id, row.attempt_no, row.lease_id, taker.caps)
+            for row, taker in zip(decision.given, takers, strict=True)
+            if taker is not None
+        ]
+        told = decide_all(view, (*inputs, *given), self.now, self.env)
+        assert replace(told, replies=decision.replies, given=decision.given) == decision
 
     def _decide_on_what_it_asks_for(self, inputs: Sequence[Input]) -> Decision:
         """Begin with the active steps and those that the inputs name, and add what is missed: as a ledger does."""
@@ -224,7 +240,7 @@ class Story(Acts):
             steps = {step_id: self.steps[step_id] for step_id in asked if step_id in self.steps}
             try:
                 view = JobView(self.job, self.protocol, steps, frozenset(asked))
-                decision = decide_all(view, inputs, self.now, self.env)
+                decision = decide_all(view, inputs, self.now, self.env, self.takers)
             except MissingSteps as missing:
                 asked |= missing.step_ids
             else:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from lucius.core.decision import Applied, Defaults
-from lucius.core.inputs import Cancel, DeadlinePassed, HandedOver, Input, Pause
+from lucius.core.inputs import Cancel, DeadlinePassed, HandedOver, Input, Pause, Taker
 from lucius.core.model import NEVER, FailureClass, Step, StepStatus
 from lucius.core.protocol import Protocol
 from tests.unit.core.builders import MINUTE, SECOND, Story
@@ -35,17 +35,23 @@ class JobMachine(RuleBasedStateMachine):
     protocol: Protocol
     since_the_end = 0
 
-    @initialize(protocol=protocols(), scale=st.sampled_from([0.0, 0.01, 1.0]))
-    def submit(self, protocol: Protocol, scale: float) -> None:
+    @initialize(protocol=protocols(), scale=st.sampled_from([0.0, 0.01, 1.0]), room=st.sampled_from([0, 1, 50]))
+    def submit(self, protocol: Protocol, scale: float, room: int) -> None:
         note(str(protocol))
-        self.protocol, self.scale = protocol, scale
+        self.protocol, self.scale, self.room = protocol, scale, room
         self.submit_another()
 
     def submit_another(self) -> None:
         self.story = Story(self.protocol, defaults=Defaults(backoff_scale=self.scale), payload=PAYLOAD)
+        if self.room:
+            self.story.takers = self.some_wait
         self.story.submit()
         self.story.start()
         self.since_the_end = 0
+
+    def some_wait(self, service: str) -> Taker | None:
+        """Of every other service somebody waits, and of whichever it is, at another instant nobody does."""
+        return Taker(self.room) if (len(service) + self.story.now) % 2 else None
 
     def active(self, n: int) -> Step | None:
         active = self.story.job.active

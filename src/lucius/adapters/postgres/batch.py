@@ -96,10 +96,11 @@ def _add(
     ]
     if decision.events:
         found["events"].append((id_, decision.events[0].seq, rows.events(decision.events)))
+    never_waited = {row.outbox_id for row in decision.given}
     for row in decision.outbox:
         if row.status is OutboxStatus.PENDING:
             found["outbox"].append(_outbox(id_, row, hold(row)))
-        else:
+        elif row.outbox_id not in never_waited:
             found["settled"].append((id_, row.outbox_id))
     found["late"] += [(id_, q.step_id, q.attempt_no, q.lease_id, rows.body(q)) for q in decision.quarantined]
     found["reviews"] += [

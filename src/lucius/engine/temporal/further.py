@@ -29,7 +29,6 @@ from lucius.engine.temporal.wire import (
     Turn,
     advanced,
     is_due,
-    is_ready,
     projection,
     unpack,
 )
@@ -63,7 +62,7 @@ def env_of(run_id: str, job: Job, defaults: Defaults, tools: Tools) -> Env:
 
 def asked_in(projection: Projection) -> set[str]:
     """The services that may answer it at once."""
-    return {row.service for row in projection.outbox if is_ready(row)} - OF_THE_ENGINE
+    return {row.service for row in projection.outbox if row.is_ready} - OF_THE_ENGINE
 
 
 class Further:

@@ -14,7 +14,7 @@ from temporalio.exceptions import ActivityError, FailureError
 
 from lucius.core.model import OutboxRow
 from lucius.core.protocol import HTTP_SERVICE, WEBHOOK_SERVICE
-from lucius.engine.temporal.wire import HandOver, Happened, is_ready
+from lucius.engine.temporal.wire import HandOver, Happened
 
 LEDGER_SECONDS = timedelta(seconds=15)
 PUBLISH_SECONDS = timedelta(seconds=3)
@@ -49,7 +49,7 @@ class HandOvers:
 
     def start_ready(self, rows: Sequence[OutboxRow]) -> None:
         for row in rows:
-            if is_ready(row):
+            if row.is_ready:
                 self.start(HandOver(row.job_id, row.step_id, row.attempt_no, row.lease_id, row.service, row.topic))
 
     def start(self, what: HandOver) -> None:

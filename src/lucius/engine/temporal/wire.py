@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 
 from lucius.core.decision import Decision, Defaults, EndedAttempt, JobView, Reply
 from lucius.core.inputs import Cap, Heartbeat, Input, Submit
-from lucius.core.model import Event, Instant, Job, OutboxRow, OutboxStatus, Quarantined, ReviewItem, Step
+from lucius.core.model import Event, Instant, Job, OutboxRow, Quarantined, ReviewItem, Step
 from lucius.core.protocol import Protocol
 from lucius.ports.inbox import Letter
 
@@ -209,10 +209,6 @@ def advanced(view: JobView, decision: Decision) -> JobView:
     changed = {step.step_id: step for step in decision.steps}
     asked = None if view.asked is None else view.asked | changed.keys()
     return JobView(decision.job, view.protocol, {**view.steps, **changed}, asked)
-
-
-def is_ready(row: OutboxRow) -> bool:
-    return row.status is OutboxStatus.PENDING and row.next_attempt_at is None and row.claimed_at is None
 
 
 def is_due(job: Job, now: Instant) -> bool:

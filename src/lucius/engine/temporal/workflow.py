@@ -40,7 +40,6 @@ with workflow.unsafe.imports_passed_through():
         advanced,
         digest,
         is_due,
-        is_ready,
         packed_replies,
         projection,
         unpack,
@@ -243,7 +242,7 @@ class JobWorkflow:
         self, decision: Decision, letters: tuple[str, ...], *, doubted: bool = False, hurries: bool = False
     ) -> Projected:
         rows = tuple(row for row in decision.outbox if not self._hand_overs.are_of(row))
-        name = "record_attempt_lease" if any(map(is_ready, decision.outbox)) else "project"
+        name = "record_attempt_lease" if any(row.is_ready for row in decision.outbox) else "project"
         defaults = self._begin.defaults if self._job.asked is None else None  # or steps may be missing that it had
         hurries = hurries or self._hurries() or is_due(decision.job, _now())
         asked = replace(projection(decision, rows, letters), hurries=hurries, doubted=doubted, defaults=defaults)

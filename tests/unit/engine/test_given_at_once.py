@@ -1,0 +1,288 @@
+"""A pull that waits is answered by the commit that asks for its step. Nothing is lost, or given twice."""
+
+import asyncio
+
+import pytest
+
+from lucius.contract import Directive
+from lucius.core.decision import Decision
+from lucius.core.inputs import Ack, Succeeded
+from lucius.core.model import StepStatus
+from lucius.core.protocol import StepSpec
+from lucius.ports.errors import LedgerDown, VersionConflict
+from tests.support.engine import WITHIN, Engine
+from tests.support.until import until
+
+OCR = StepSpec(step_id="ocr", step_type="OCR", service="ocr")
+SIS = StepSpec(step_id="sis", step_type="SIS", service="sis")
+
+
+class Gated(Engine):
+    """Commits wait at a gate while it is shut, and may fail there."""
+
+    def __init__(self, max_unacked: int = 1_000) -> None:
+        super().__init__(max_unacked=max_unacked)
+        self.open = asyncio.Event()
+        self.open.set()
+        self.failure: Exception | None = None
+        self.commits: list[Decision] = []
+        self._commit = self.ledger.commit
+        self.ledger.commit = self._gated  # type: ignore[method-assign]
+
+    async def _gated(self, decision: Decision) -> None:
+        await self.open.wait()
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+        await self._commit(decision)
+        self.commits.append(decision)
+
+    async def waiting(
+        self, service: str = "ocr", limit: int = 10, seconds: float = WITHIN, **more: object
+    ) -> "asyncio.Task[list[Directive]]":
+        """A pull that stands in line."""
+        before = self.in_line(service)
+        pulling = asyncio.create_task(self.dispatcher.pull(service, limit, seconds, **more))  # type: ignore[arg-type]
+        await until(lambda: self.in_line(service) > before)
+        return pulling
+
+    def in_line(self, service: str = "ocr") -> int:
+        return len(self.hub.pulls._waiting.get(service, ()))
+
+    def submitting(self, n: int = 1) -> "list[asyncio.Task[str]]":
+        return [asyncio.create_task(self.submit(OCR, job_id=f"job-{i + 1}")) for i in range(n)]
+
+
+async def test_the_commit_that_asks_for_a_step_answers_the_pull() -> None:
+    engine = Gated()
+    pulling = await engine.waiting()
+    await engine.submit(OCR)
+    (directive,) = await pulling
+    assert len(engine.commits) == 1
+    step = await engine.step("ocr")
+    assert (step.status, step.attempt.lease_id) == (StepStatus.INITIATED, directive.lease_id)
+
+
+async def test_a_job_of_several_steps_takes_a_commit_for_each_and_one_to_begin() -> None:
+    engine = Gated()
+    ocr, sis = await engine.waiting("ocr"), await engine.waiting("sis")
+    await engine.submit(OCR, SIS)
+    for pulling in (ocr, sis):
+        (got,) = await pulling
+        said = Succeeded(
+            step_id=got.stepId, attempt_no=got.attempt_no, lease_id=got.lease_id, result={"of": got.stepId}
+        )
+        await engine.feed(said)
+    assert not (await engine.job()).live
+    assert len(engine.commits) == 3
+
+
+async def test_a_directive_carries_what_the_same_commit_has_made_of_the_step_before() -> None:
+    engine = Gated()
+    ocr, sis = await engine.waiting("ocr"), await engine.waiting("sis")
+    await engine.submit(OCR, SIS)
+    (got,) = await ocr
+    await engine.feed(
+        Succeeded(step_id="ocr", attempt_no=got.attempt_no, lease_id=got.lease_id, result={"text": "Hello"})
+    )
+    (following,) = await sis
+    assert following.inputs["ocr"].result == {"text": "Hello"}
+
+
+async def test_nothing_is_answered_before_it_is_durable() -> None:
+    engine = Gated()
+    pulling = await engine.waiting()
+    engine.open.clear()
+    (submitting,) = engine.submitting()
+    await until(lambda: engine.hub.pulls.room("ocr") == 9)
+    await asyncio.sleep(0.01)
+    assert not pulling.done()
+    engine.open.set()
+    assert len(await pulling) == 1
+    await submitting
+
+
+async def test_what_is_decided_while_a_commit_is_under_way_is_answered_together() -> None:
+    engine = Gated()
+    pulling = await engine.waiting()
+    engine.open.clear()
+    submitting = engine.submitting(3)
+    await until(lambda: engine.hub.pulls.room("ocr") == 7)
+    engine.open.set()
+    await asyncio.gather(*submitting)
+    assert {directive.jobId for directive in await pulling} == {"job-1", "job-2", "job-3"}
+
+
+async def test_a_pull_is_given_no_more_than_it_asked_for() -> None:
+    engine = Gated()
+    pulling = await engine.waiting(limit=2)
+    engine.open.clear()
+    submitting = engine.submitting(5)
+    await until(lambda: engine.hub.pulls.room("ocr") == 0)
+    engine.open.set()
+    await asyncio.gather(*submitting)
+    first = await pulling
+    rest = await engine.dispatcher.pull("ocr", 10, 0)
+    assert (len(first), len(rest)) == (2, 3)
+    assert len({directive.jobId for directive in (*first, *rest)}) == 5
+
+
+async def test_those_who_wait_share_the_work() -> None:
+    engine = Gated()
+    pulls = [await engine.waiting() for _ in range(3)]
+    engine.open.clear()
+    submitting = engine.submitting(6)
+    await until(lambda: engine.hub.pulls.room("ocr") == 24)
+    engine.open.set()
+    await asyncio.gather(*submitting)
+    assert [len(directives) for directives in await asyncio.gather(*pulls)] == [2, 2, 2]
+
+
+async def test_who_has_little_room_is_given_little() -> None:
+    engine = Gated()
+    pulls = [await engine.waiting(limit=1), await engine.waiting(limit=5)]
+    engine.open.clear()
+    submitting = engine.submitting(4)
+    await until(lambda: engine.hub.pulls.room("ocr") == 2)
+    engine.open.set()
+    await asyncio.gather(*submitting)
+    assert [len(directives) for directives in await asyncio.gather(*pulls)] == [1, 3]
+
+
+@pytest.mark.parametrize("failure", [LedgerDown("no connection"), RuntimeError("a bug of ours")])
+async def test_a_commit_that_fails_gives_nothing_and_the_pull_waits_on(failure: Exception) -> None:
+    engine = Gated()
+    pulling = await engine.waiting()
+    engine.failure = failure
+    with pytest.raises(type(failure)):
+        await engine.submit(OCR)
+    assert not pulling.done()
+    assert engine.hub.pulls.room("ocr") == 10
+    await engine.submit(OCR, job_id="job-2")
+    assert [directive.jobId for directive in await pulling] == ["job-2"]
+
+
+async def test_a_decision_that_came_too_late_is_made_anew_and_gives_once() -> None:
+    engine = Gated()
+    ocr = await engine.waiting("ocr")
+    await engine.submit(OCR, SIS)
+    (got,) = await ocr
+    sis = await engine.waiting("sis")
+    engine.failure = VersionConflict("somebody was faster")
+    await engine.feed(Succeeded(step_id="ocr", attempt_no=got.attempt_no, lease_id=got.lease_id, result={}))
+    (directive,) = await sis
+    assert directive.lease_id == (await engine.step("sis")).attempt.lease_id
+
+
+async def test_who_is_cut_off_while_he_commits_takes_no_directive_with_him() -> None:
+    engine = Gated()
+    pulling = await engine.waiting()
+    engine.open.clear()
+    (submitting,) = engine.submitting()
+    await until(lambda: engine.hub.pulls.room("ocr") == 9)
+    submitting.cancel()
+    await asyncio.gather(submitting, return_exceptions=True)
+    engine.open.set()
+    assert [directive.jobId for directive in await pulling] == ["job-1"]
+
+
+async def test_a_pull_whose_time_is_over_waits_for_what_it_was_promised() -> None:
+    engine = Gated()
+    pulling = await engine.waiting(seconds=0.05)
+    engine.open.clear()
+    (submitting,) = engine.submitting()
+    await until(lambda: not engine.in_line())
+    assert not pulling.done()
+    engine.open.set()
+    assert len(await pulling) == 1
+    await submitting
+
+
+async def test_a_pull_whose_time_is_over_and_whose_promise_is_withdrawn_gets_nothing() -> None:
+    engine = Gated()
+    pulling = await engine.waiting(seconds=0.05)
+    engine.open.clear()
+    (submitting,) = engine.submitting()
+    await until(lambda: not engine.in_line())
+    engine.failure = LedgerDown("no connection")
+    engine.open.set()
+    assert await pulling == []
+    await asyncio.gather(submitting, return_exceptions=True)
+
+
+async def test_a_service_at_its_cap_gets_its_directive_later_and_the_command_is_accepted() -> None:
+    engine = Gated(max_unacked=1)
+    first = await engine.waiting()
+    await engine.submit(OCR)
+    (held,) = await first
+    second = await engine.waiting()
+    await engine.submit(OCR, job_id="job-2")
+    assert (await engine.step("ocr", "job-2")).status is StepStatus.DISPATCHING
+    await engine.feed(Ack(step_id="ocr", attempt_no=held.attempt_no, lease_id=held.lease_id))
+    assert [directive.jobId for directive in await second] == ["job-2"]
+
+
+async def test_a_result_is_recorded_although_the_next_service_is_at_its_cap() -> None:
+    engine = Gated(max_unacked=1)
+    for job_id in ("job-1", "job-2"):
+        await engine.submit(OCR, SIS, job_id=job_id)
+        (got,) = await engine.dispatcher.pull("ocr", 1, 0)
+        waiting = await engine.waiting("sis")
+        said = Succeeded(step_id="ocr", attempt_no=got.attempt_no, lease_id=got.lease_id, result={})
+        await engine.feed(said, job_id=job_id)
+    assert (await engine.step("sis", "job-2")).status is StepStatus.DISPATCHING
+    waiting.cancel()
+
+
+async def test_who_asked_for_lanes_finds_his_rows_in_the_outbox() -> None:
+    engine = Gated()
+    pulling = await engine.waiting(lanes=frozenset(range(16)))
+    await engine.submit(OCR)
+    assert len(await pulling) == 1
+    assert len(engine.commits) == 2
+
+
+async def test_nothing_is_promised_to_who_hung_up() -> None:
+    engine = Gated()
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    pulling = await engine.waiting(gone=lambda: gone)
+    gone.set_result(None)  # and the pull has not had its turn yet
+    assert engine.dispatcher.taker("ocr") is None
+    assert await pulling == []
+
+
+async def test_after_an_outage_directives_are_handed_over_a_few_at_a_time() -> None:
+    engine = Gated()
+    pulling = await engine.waiting()
+    engine.dispatcher._pace.outage()
+    await engine.submit(OCR)
+    assert len(await pulling) == 1
+    assert len(engine.commits) == 2
+
+
+async def test_a_wake_up_that_comes_with_a_directive_is_for_the_next() -> None:
+    """One row is promised, another is found in the outbox by the ledger of another process."""
+    engine = Gated()
+    first, second = await engine.waiting(), await engine.waiting()
+    engine.open.clear()
+    (submitting,) = engine.submitting()
+    await until(lambda: engine.hub.pulls.room("ocr") == 19)
+    seen = engine.hub.pulls.arrivals("ocr")
+    engine.hub.pulls.wake_one("ocr", 0)
+    engine.open.set()
+    await submitting
+    assert len(await first) == 1
+    assert engine.hub.pulls.arrivals("ocr") >= seen + 2, "told on to whoever else waits"
+    second.cancel()
+
+
+async def test_a_server_that_stops_answers_what_it_has_handed_over() -> None:
+    engine = Gated()
+    pulling = await engine.waiting()
+    engine.open.clear()
+    (submitting,) = engine.submitting()
+    await until(lambda: engine.hub.pulls.room("ocr") == 9)
+    engine.hub.close()
+    engine.open.set()
+    assert len(await pulling) == 1
+    await submitting
