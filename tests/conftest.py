@@ -94,13 +94,14 @@ _EMPTY = """
     DO $$ DECLARE name text; BEGIN
         SET LOCAL lock_timeout = '10s';
         FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'in_turn'
-            AND tablename NOT IN ('schema_version', 'protocol_revision', 'engine')
+            AND tablename NOT IN ('schema_version', 'protocol_revision', 'engine', 'door')
         LOOP
             EXECUTE format('DELETE FROM in_turn.%I', name);
         END LOOP;
         IF to_regclass('in_turn.schema_version') IS NOT NULL THEN
             UPDATE in_turn.protocol_revision SET revision = 0;
             UPDATE in_turn.engine SET last_tick = 0, resumed_at = 0;
+            UPDATE in_turn.door SET open_at = 0, reopened_at = 0;
         END IF;
     END $$
 """

@@ -201,6 +201,25 @@ class TestApart:
             front.ask_to_stop()
             front.ended()
 
+    def test_who_could_speak_to_nobody_has_lost_nothing(
+        self, tmp_path: Path, postgres: PostgresServer, postgres_url: str
+    ) -> None:
+        """Without an API for longer than a service may take for its ACK, while the deadlines are minded."""
+        env = {"LUCIUS_LEDGER_URL": postgres_url, "LUCIUS_ACK_TIMEOUT": "26"}
+        events = f"SELECT body FROM {postgres_url.rpartition('=')[2]}.events"
+        with started(tmp_path, "reconciler", **env):
+            with started(tmp_path, "api", "--no-engine", **env) as front:
+                job_id = front.api.submit(a_command(1))
+                (directive,) = front.api.pull("ocr")
+                front.kill()
+            until(lambda: "DEADLINE_EXTENDED" in str(postgres.query(events)), "the deadline passes", 60)
+            with started(tmp_path, "api", "--no-engine", **env) as front:
+                for kind, said in (("ack", {}), ("result", {"status": "SUCCEEDED"})):
+                    directive["callback_urls"][kind] = f"{front.api.base_url}/v1/callbacks/{kind}"  # another port now
+                    status, answer = front.api.call_back(kind, directive, **said)
+                    assert (status, answer["disposition"]) == (200, "APPLIED")
+                assert front.api.step(job_id, "ocr")["attempt_no"] == 1
+
     def test_without_its_database_neither_is_ready_and_both_are_again_with_it(self, tmp_path: Path) -> None:
         need_postgres()
         database = PostgresServer().start()

@@ -253,7 +253,7 @@ class TestNewer:
             await PostgresLedger.open(postgres_url)
         assert all(word in str(refusal.value) for word in (f"version {KNOWN + 1}", f"knows {KNOWN}"))
 
-    @pytest.mark.parametrize("gone", ["", "DROP FUNCTION poll_1"])
+    @pytest.mark.parametrize("gone", ["", "DROP FUNCTION poll_2"])
     async def test_code_that_runs_and_is_too_old_by_now_writes_no_more(
         self, postgres_url: str, monkeypatch: pytest.MonkeyPatch, gone: str
     ) -> None:

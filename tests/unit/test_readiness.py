@@ -46,6 +46,12 @@ class Others:
 
     at_work = ticked
 
+    async def serve(self) -> None:
+        raise AssertionError("readiness is only asked about")
+
+    def served_since(self, now: Instant) -> Instant:
+        raise AssertionError("whoever asks runs no engine")
+
     def stretch(self) -> float:
         return 1.0
 

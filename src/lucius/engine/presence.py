@@ -15,6 +15,12 @@ class LonePresence:
         self._last_tick = now
         return self._resumed_at
 
+    async def serve(self) -> None:
+        """Whoever minds the deadlines is the one who is spoken to."""
+
+    def served_since(self, now: Instant) -> Instant:
+        return 0
+
     async def at_work(self, now: Instant, gap_ms: Millis) -> Instant:
         return now if now - self._last_tick > gap_ms else self._resumed_at
 

@@ -54,7 +54,7 @@ class Sweeper:
         self._resumed_at: Instant | None = None
         self._known_at: Instant = 0
         self._later: dict[str, Instant] = {}
-        self._was_blind = False
+        self._was_blind = self._is_closed = False
         self._ramp = Ramp(BATCH, jitter)
         self._ramp.outage()  # we were away ourselves: what is due may have waited for us
 
@@ -82,7 +82,7 @@ class Sweeper:
         resumed_at = await self._tick()
         moved = 0
         while True:
-            tick = DeadlinePassed(resumed_at, as_of=self._last_tick)
+            tick = DeadlinePassed(max(resumed_at, self._served_since()), as_of=self._last_tick)
             window = self._ramp.window
             self._later = {job_id: at for job_id, at in self._later.items() if at > self._last_tick}
             due = await self._ledger.due(self._last_tick, window + len(self._later), HOLD_MS)
@@ -121,6 +121,15 @@ class Sweeper:
             log.warning("no engine ticked for a while; overdue attempts get a fresh period", resumed_at=resumed_at)
         self._resumed_at, self._known_at = resumed_at, ticked_at
         return resumed_at
+
+    def _served_since(self) -> Instant:
+        """What services could not tell anybody must not be held against them either."""
+        since = self._presence.served_since(self._last_tick)
+        is_closed = since > self._last_tick
+        if is_closed and not self._is_closed:
+            log.warning("no process takes callbacks; overdue attempts are given more time")
+        self._is_closed = is_closed
+        return since
 
     def _pause(self) -> float:
         return self._interval * self._presence.stretch()

@@ -36,8 +36,15 @@ class Presence(Protocol):
     async def ticked(self, now: Instant, gap_ms: Millis) -> Instant:
         """Note that an engine is at work; since when there was always one, with no gap longer than that."""
 
+    async def serve(self) -> None:
+        """Services can speak to this process, from now on until it ends."""
+
+    def served_since(self, now: Instant) -> Instant:
+        """As of the last tick: since when there was always somebody whom services could speak to. While there is
+        nobody, an instant to come."""
+
     async def at_work(self, now: Instant, gap_ms: Millis) -> Instant:
-        """The same, for one who minds deadlines that no engine looks at: nothing is noted."""
+        """Since when there were always both, for one who minds deadlines that no engine looks at: nothing is noted."""
 
     async def last_tick(self) -> Instant | None:
         """When an engine was at work last, for those who run none; None if there never was one."""

@@ -320,6 +320,8 @@ async def open_runtime(
                 loops |= runtime.temporal.loops(runtime.hub.stretch)
         tasks = [asyncio.create_task(supervised(*loop, runtime.metrics.loop_failed)) for loop in loops.items()]
         try:
+            if store.presence is not None and role in (Role.WHOLE, Role.API):
+                await store.presence.serve()
             yield runtime
         finally:
             for task in tasks:

@@ -19,6 +19,8 @@ class Company:
         self._counted = self._counted_sweepers = 0
         self.sweeps = False
         """Whether this process minds the deadlines."""
+        self.serves = False
+        """Whether services can speak to this process."""
 
     def counted(self, others: int, sweepers: int, asked: float) -> bool:
         """So many listened when we asked, whoever they are. Whether we are alone now and were not before."""

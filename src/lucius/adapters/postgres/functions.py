@@ -11,6 +11,10 @@ PLANNED_ONCE = """
 
 MOVED, OVER_CAP = "LUC01", "LUC02"
 
+DOOR_GAP_MS = 25_000
+"""Silence of all who take callbacks for this long means that there are none: longer than any of them goes without a
+look, and shorter than services are given for their ACK."""
+
 # A group of decisions about different jobs, sorted by the caller so that two groups can't wait for each other in a
 # circle: jobs by key, heads by id, counters by name. Heads say in which table the job was and in which it is now.
 # Counters come last, as all groups want the same few: they are locked for no longer than the commit takes.
@@ -273,7 +277,7 @@ END $$
 
 # What a process looks at by itself now and then, should nobody have told it: the time, the revision of the protocols,
 # and the services that have rows which nobody holds.
-POLL = f"""
+POLL_1 = f"""
 CREATE FUNCTION poll_1() RETURNS TABLE (now bigint, revision bigint, services text[])
 LANGUAGE plpgsql {PLANNED_ONCE} AS $$
 #variable_conflict use_column
@@ -297,3 +301,20 @@ BEGIN
     RETURN NEXT;
 END $$
 """
+
+# The same for one whom services can speak to, and who says so with it. Marks that follow each other closely are not all
+# written down.
+_MARK_DOOR = f"""
+    IF p_serves THEN
+        PERFORM 1 FROM door WHERE id = 1 AND open_at < now - 1000;
+        IF FOUND THEN
+            PERFORM set_config('synchronous_commit', 'off', true);
+            UPDATE door SET
+                reopened_at = CASE WHEN now - open_at > {DOOR_GAP_MS} THEN now ELSE reopened_at END,
+                open_at = greatest(open_at, now)
+            WHERE id = 1;
+        END IF;
+    END IF;
+"""
+_FIRST_LOOK = "\n    LOOP"
+POLL_2 = POLL_1.replace("poll_1(", "poll_2(p_serves boolean", 1).replace(_FIRST_LOOK, _MARK_DOOR + _FIRST_LOOK, 1)

@@ -20,7 +20,7 @@ does, jobs first, so that a migration and a commit never wait for each other in 
 
 from msgspec import Struct
 
-from lucius.adapters.postgres.functions import COMMIT_1, COMMIT_2, DUE, POLL, TAKE, TICK
+from lucius.adapters.postgres.functions import COMMIT_1, COMMIT_2, DUE, POLL_1, POLL_2, TAKE, TICK
 
 
 class Migration(Struct, frozen=True):
@@ -203,7 +203,7 @@ _FIRST = (
         f"ALTER TABLE {table} SET (autovacuum_vacuum_insert_scale_factor = 0.05)"
         for table in ("jobs", "done", "attempts", "events")
     ),
-    *(COMMIT_1, TAKE, DUE, TICK, POLL),
+    *(COMMIT_1, TAKE, DUE, TICK, POLL_1),
 )
 
 _INBOX = (
@@ -213,9 +213,24 @@ _INBOX = (
     "autovacuum_vacuum_cost_delay = 0)",
 )
 
+# When somebody took callbacks last, and since when there was always one.
+_DOOR = (
+    """
+    CREATE TABLE door (
+        id          integer PRIMARY KEY CHECK (id = 1),
+        open_at     bigint NOT NULL,
+        reopened_at bigint NOT NULL
+    ) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500,
+            autovacuum_vacuum_cost_delay = 0)
+    """,
+    "INSERT INTO door (id, open_at, reopened_at) VALUES (1, 0, 0)",
+    POLL_2,
+)
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(_FIRST, compatible_with=1),
     Migration(_INBOX, compatible_with=1),
     Migration((COMMIT_2,), compatible_with=1),
+    Migration(_DOOR, compatible_with=1),
 )
 """Number n brings a schema from version n-1 to n. Never edit one that was released; add another."""

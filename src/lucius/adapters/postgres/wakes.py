@@ -45,7 +45,7 @@ _LISTENERS = """
     WHERE application_name IN ($1, $2) AND datname = current_database()
 """
 _NEEDS = "SELECT max(compatible_with) AS needs FROM schema_version"
-_POLL = f"SELECT now, revision, services, ({_NEEDS}) AS needs FROM poll_1()"
+_POLL = f"SELECT now, revision, services, ({_NEEDS}) AS needs FROM poll_2($1)"
 
 
 class _Note(Struct, omit_defaults=True):
@@ -220,7 +220,7 @@ class Wakes:
     async def look(self) -> None:
         asked = self._clock.steady()
         try:
-            row = await self._database.row(_POLL)
+            row = await self._database.row(_POLL, self.company.serves)
         except LedgerCorrupt:  # what we look with may be gone because nobody needs it any more
             found = await self._database.row(_NEEDS)
             self._database.needs((found and found["needs"]) or 0)
