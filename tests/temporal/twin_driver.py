@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from lucius.contract import CallbackAnswer, Directive
 from lucius.core.decision import JobView
-from lucius.core.draft import step_clock
+from lucius.core.derived import step_clock
 from lucius.core.model import JobStatus, ReviewItem, Step, StepStatus
 from lucius.core.protocol import HTTP_SERVICE, spec_id
 from lucius.ports.ledger import ReviewFilter

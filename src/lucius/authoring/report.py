@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from lucius.authoring.simulate import Rehearsal
 from lucius.authoring.timeline import Entry, Leg
-from lucius.core.draft import by_index
+from lucius.core.derived import by_index
 from lucius.core.model import Attempt, ErrorInfo, JobStatus, Millis, Step, StepStatus
 from lucius.core.protocol import Place, spec_id
 from lucius.core.transitions import NOT_STARTED

@@ -3,7 +3,8 @@
 from msgspec.structs import replace
 
 from lucius.core import approvals, compensation, containers, flow, tasks, waits
-from lucius.core.draft import Draft, current_step_id, is_unfinished, step_clock
+from lucius.core.derived import current_step_id, is_unfinished, step_clock
+from lucius.core.draft import Draft
 from lucius.core.inputs import DeadlinePassed
 from lucius.core.model import (
     AttemptOutcome,

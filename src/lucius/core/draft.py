@@ -8,13 +8,11 @@ from msgspec.structs import replace
 from lucius.core.chain import hash_of, link, seal
 from lucius.core.counters import job_counters, step_counter
 from lucius.core.decision import Decision, EndedAttempt, Env, JobView, MissingSteps, Reply
+from lucius.core.derived import blocked, counts, current_step_id, due_at, live_status
 from lucius.core.inputs import Cap
 from lucius.core.model import (
     NEVER,
     TERMINAL_STEP,
-    WITH_SERVICE,
-    Blocked,
-    BlockedReason,
     Event,
     Instant,
     Job,
@@ -28,7 +26,7 @@ from lucius.core.model import (
     StepStatus,
     Token,
 )
-from lucius.core.protocol import CONTAINERS, Protocol, StepSpec, items_of, spec_id
+from lucius.core.protocol import CONTAINERS, Protocol, StepSpec, spec_id
 from lucius.core.routing import topic
 from lucius.core.transitions import JOB_ARROWS, STEP_ARROWS
 
@@ -329,156 +327,3 @@ class Draft:
             if joined is not None:
                 moves[joined] = moves.get(joined, 0) + 1
         return {counter: by for counter, by in moves.items() if by}
-
-
-def counts(job: Job, step: Step) -> bool:
-    """Whether a step's record is of this run, or of an earlier one whose work this run keeps.
-
-    A run that goes on where the one before failed keeps everything; one that starts from an earlier step keeps what
-    comes before that. What was undone is gone once there is a new run.
-    """
-    if step.run_no == job.run_no:
-        return True
-    return not is_voided(job, step) and not (step.undone and job.compensation is None)
-
-
-def is_voided(job: Job, step: Step) -> bool:
-    """Whether a later run was told to do this step again."""
-    return any(step.run_no < void.run_no and step.index >= void.index for void in job.voids)
-
-
-def step_clock(step: Step, paused: bool = False) -> Instant | None:
-    """The instant at which this step must be looked at, if nothing happens before."""
-    attempt = step.attempt
-    match step.status:
-        case StepStatus.INITIATED:
-            return attempt.ack_deadline
-        case StepStatus.PROCESSING:
-            return min(t for t in (attempt.lease_expires_at, attempt.hard_deadline) if t is not None)
-        case StepStatus.FAILED_RETRY if not paused:
-            return step.retry_at
-        case StepStatus.WAITING | StepStatus.AWAITING_APPROVAL if not paused:
-            return step.wake_at
-        case _:
-            return None
-
-
-def live_status(job: Job, steps: dict[str, Step], ready: bool) -> JobStatus:
-    """The state of a job as its steps have it; QUEUED, CANCELLING and the ends are said, not derived."""
-    if not job.live or job.status in (JobStatus.CANCELLING, JobStatus.QUEUED):
-        return job.status
-    if job.paused is not None:
-        return JobStatus.PAUSED
-    if not job.under_way and job.status is not JobStatus.IN_PROGRESS:
-        return JobStatus.DISPATCHING
-    if not ready and job.active:
-        states = {steps[step_id].status for step_id in job.active}
-        if StepStatus.AWAITING_APPROVAL in states and states <= _IDLE:
-            return JobStatus.WAITING_APPROVAL
-    return JobStatus.IN_PROGRESS
-
-
-_IDLE = frozenset({StepStatus.AWAITING_APPROVAL, StepStatus.WAITING})
-
-
-def due_at(job: Job, steps: dict[str, Step], now: Instant) -> Instant | None:
-    if not job.live:
-        return None
-    paused = job.paused is not None
-    if job.status is JobStatus.QUEUED:
-        return job.created_at
-    if is_unfinished(job, steps):
-        return now
-    clocks = [None if paused else job.deadline, *(step_clock(steps[step_id], paused) for step_id in job.active)]
-    first = min((clock for clock in clocks if clock is not None), default=None)
-    if first is None and any(steps[step_id].status is StepStatus.DISPATCHING for step_id in job.active):
-        return None  # its outbox row is what brings it forward
-    return NEVER if first is None else first
-
-
-def is_unfinished(job: Job, steps: dict[str, Step]) -> bool:
-    """Whether the decision had to leave something over, having touched as much as it may."""
-    active = [steps[step_id] for step_id in job.active]
-    if job.stopping is not None:
-        return True
-    if job.status is JobStatus.CANCELLING and job.compensation is None:
-        return not active or any(is_idle(step) for step in active)
-    if job.paused is not None:
-        return any(is_free_to_go(step) and not step.attempt.held for step in active)
-    uncleared = job.compensation is not None and not job.compensation.cleared
-    held = any(is_free_to_go(step) and step.attempt.held for step in active)
-    return bool(job.ready) or job.catching_up or uncleared or held or any(s.failing is not None for s in job.scopes)
-
-
-def is_idle(step: Step) -> bool:
-    """Nothing of it is with a service, nor on its way there."""
-    return step.status not in WITH_SERVICE and step.attempt.claimed_at is None
-
-
-def is_free_to_go(step: Step) -> bool:
-    """It waits in the outbox, and nobody has begun to hand it over."""
-    return step.status is StepStatus.DISPATCHING and step.attempt.claimed_at is None
-
-
-def by_index(step: Step) -> tuple[int, tuple[int, ...]]:
-    return step.index, items_of(step.step_id)
-
-
-def current_step_id(job: Job, steps: dict[str, Step]) -> str | None:
-    """With several active steps, the first in the protocol's order; with none, the one that was current last."""
-    match job.active:
-        case ():
-            return job.current_step_id
-        case (only,):
-            return only
-        case several:
-            return min((steps[step_id] for step_id in several), key=by_index).step_id
-
-
-_REASONS = {
-    StepStatus.INITIATED: BlockedReason.ACK,
-    StepStatus.PROCESSING: BlockedReason.RESULT,
-    StepStatus.FAILED_RETRY: BlockedReason.RETRY,
-    StepStatus.AWAITING_APPROVAL: BlockedReason.APPROVAL,
-}
-
-
-def blocked(job: Job, steps: dict[str, Step]) -> Blocked | None:
-    if not job.live:
-        return None
-    if job.paused is not None:
-        reason = BlockedReason.REVIEW if job.paused.on_review else BlockedReason.PAUSED
-        return Blocked(reason, job.paused.at, None, job.current_step_id)
-    if not job.active:
-        return Blocked(BlockedReason.ENGINE, job.run_started_at or job.created_at)
-    step = _foremost(job, steps)
-    return Blocked(_reason(step), _waits_since(step), step_clock(step), step.step_id, step.service or None)
-
-
-def _foremost(job: Job, steps: dict[str, Step]) -> Step:
-    """The step that says why the job waits: the first in order, but a person's turn before a machine's."""
-    if len(job.active) == 1:
-        return steps[job.active[0]]
-    active = [steps[step_id] for step_id in job.active]
-    awaiting = [step for step in active if step.status is StepStatus.AWAITING_APPROVAL]
-    return min(awaiting if job.status is JobStatus.WAITING_APPROVAL else active, key=by_index)
-
-
-def _reason(step: Step) -> BlockedReason:
-    if step.status is StepStatus.WAITING:
-        return BlockedReason.SIGNAL if step.awaits is not None else BlockedReason.TIMER
-    return _REASONS.get(step.status, BlockedReason.HANDOVER)
-
-
-def _waits_since(step: Step) -> Instant:
-    attempt = step.attempt
-    match step.status:
-        case StepStatus.INITIATED:
-            since = attempt.handed_over_at
-        case StepStatus.PROCESSING:
-            since = attempt.picked_up_at
-        case StepStatus.FAILED_RETRY:
-            since = attempt.ended_at
-        case _:
-            since = attempt.created_at
-    return since or step.updated_at

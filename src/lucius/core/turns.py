@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from lucius.core import approvals, compensation, containers, deadlines, decisions, flow, protocol, tasks, waits
-from lucius.core.draft import MAX_ROWS, Draft, is_free_to_go, is_idle, is_voided
+from lucius.core.derived import is_free_to_go, is_idle, is_voided
+from lucius.core.draft import MAX_ROWS, Draft
 from lucius.core.model import AttemptOutcome, ErrorInfo, Failure, FailureClass, JobStatus, Step, StepStatus, Token
 from lucius.core.protocol import FAIL, Place, at_items, items_of, spec_id
 from lucius.core.steps import new_step, visit_of

@@ -4,7 +4,7 @@ from typing import Any
 
 from lucius.contract import CallbackUrls, Directive, StepInput
 from lucius.core.decision import Defaults, JobView
-from lucius.core.draft import counts
+from lucius.core.derived import counts
 from lucius.core.model import Step, StepStatus, message_id
 from lucius.core.protocol import SUCCEED, Place, Protocol, StepSpec, items_of, spec_id
 from lucius.core.values import item_of, step_id_seen

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from lucius.core.decision import Decision, JobView
-from lucius.core.draft import counts, is_voided
+from lucius.core.derived import counts, is_voided
 from lucius.core.model import Event, Step, StepStatus
 from lucius.core.protocol import CONTAINERS, Place, StepSpec, at_items, items_of, spec_id
 

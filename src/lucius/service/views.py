@@ -5,7 +5,7 @@ from typing import Any
 
 from lucius import contract
 from lucius.core.decision import EndedAttempt, Env, JobView
-from lucius.core.draft import counts
+from lucius.core.derived import counts
 from lucius.core.explain import explain
 from lucius.core.model import (
     Attempt,

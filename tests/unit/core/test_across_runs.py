@@ -3,7 +3,7 @@
 import pytest
 
 from lucius.core.decision import Applied, Ignored, Refused
-from lucius.core.draft import counts
+from lucius.core.derived import counts
 from lucius.core.inputs import HandedOver
 from lucius.core.model import FailureClass, JobStatus, ReviewKind, ReviewStatus, StepStatus
 from lucius.service.directives import _guard
