@@ -205,7 +205,7 @@ class TestApart:
         self, tmp_path: Path, postgres: PostgresServer, postgres_url: str
     ) -> None:
         """Without an API for longer than a service may take for its ACK, while the deadlines are minded."""
-        env = {"LUCIUS_LEDGER_URL": postgres_url, "LUCIUS_ACK_TIMEOUT": "26"}
+        env = {"LUCIUS_LEDGER_URL": postgres_url, "LUCIUS_ACK_TIMEOUT": "31"}
         events = f"SELECT body FROM {postgres_url.rpartition('=')[2]}.events"
         with started(tmp_path, "reconciler", **env):
             with started(tmp_path, "api", "--no-engine", **env) as front:

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from lucius.adapters.ledger_postgres import PostgresLedger
+from lucius.adapters.postgres import database
 from lucius.adapters.postgres.batch import Ids
 from lucius.adapters.postgres.cache import Cache, Sizes
 from lucius.adapters.postgres.clock import DatabaseClock
@@ -902,7 +903,10 @@ class TestServerThatComesAndGoes:
             await self.commit_patiently(ledger, dispatch("c"))
             assert [view is not None for view in [await ledger.job(job) for job in "abc"]] == [True, False, True]
 
-    async def test_who_reads_waits_for_a_restart(self, server: PostgresServer) -> None:
+    async def test_who_reads_waits_for_a_restart(
+        self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(database, "PATIENCE_SECONDS", 60.0)  # however long this machine takes for one
         async with opened(server.url()) as ledger:
             await ledger.commit(dispatch("a"))
             await asyncio.to_thread(server.stop, crash=True)

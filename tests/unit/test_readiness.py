@@ -12,6 +12,7 @@ from lucius.core.model import Instant, Millis
 from lucius.observability import readiness
 from lucius.observability.readiness import Kept, Role, readiness_of
 from lucius.ports.errors import LedgerDown, LedgerError, LedgerFull
+from lucius.ports.peers import Door
 from tests.support.clock import ManualClock
 
 
@@ -46,10 +47,10 @@ class Others:
 
     at_work = ticked
 
-    async def serve(self) -> None:
+    async def serve(self, serves: Callable[[], bool]) -> None:
         raise AssertionError("readiness is only asked about")
 
-    def served_since(self, now: Instant) -> Instant:
+    def door(self, now: Instant) -> Door:
         raise AssertionError("whoever asks runs no engine")
 
     def stretch(self) -> float:

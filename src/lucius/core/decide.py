@@ -42,8 +42,8 @@ from lucius.core.steps import DISPATCHED
 
 __all__ = ["counted", "decide", "decide_all", "unacked_counter"]
 
-Takers = Callable[[str], Taker | None]
-"""Who of a service waits for directives at this moment."""
+Takers = Callable[[str, str], Taker | None]
+"""Who of a service waits at this moment for directives of a tenant."""
 
 
 def decide(view: JobView | None, happened: Input, now: Instant, env: Env) -> Decision:
@@ -70,7 +70,7 @@ def decide_all(
 def _hand_over_at_once(draft: Draft, takers: Takers) -> None:
     taken: Counter[str] = Counter()
     for row in draft.new_rows():
-        taker = takers(row.service)
+        taker = takers(row.service, row.tenant_id)
         if taker is None or taken[row.service] >= taker.room or not draft.has_room():
             continue
         handed_over = HandedOver(row.step_id, row.attempt_no, row.lease_id, taker.caps)

@@ -15,7 +15,6 @@ from lucius.core.inputs import HandedOver, Succeeded
 from lucius.core.model import Instant, OutboxRow, Step, StepStatus
 from lucius.core.protocol import HTTP_SERVICE
 from lucius.engine.exchange import Exchange, Outcome, failed_by
-from lucius.engine.supervise import Uncut
 from lucius.engine.window import Waiting, Window
 from lucius.ports.calls import Caller, Closed, Slot
 from lucius.ports.clock import Clock
@@ -26,6 +25,7 @@ from lucius.service.errors import RejectCode, Rejected
 from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
 from lucius.service.pulls import Pull
+from lucius.service.uncut import Uncut
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,6 @@ from lucius.core.decision import JobView
 from lucius.core.inputs import NoticeTold
 from lucius.core.model import ErrorInfo, Instant, OutboxRow
 from lucius.core.protocol import WEBHOOK_SERVICE
-from lucius.engine.supervise import Uncut
 from lucius.engine.window import Waiting, Window
 from lucius.ports.calls import Answer, Caller, Closed, Outgoing, Slot
 from lucius.ports.clock import Clock
@@ -23,6 +22,7 @@ from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
 from lucius.service.notices import notice_body, notice_id
 from lucius.service.pulls import Pull
+from lucius.service.uncut import Uncut
 
 log = structlog.get_logger(__name__)
 

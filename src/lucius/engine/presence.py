@@ -1,6 +1,9 @@
 """Whether an engine was at work all along, where this process is the only one that could be."""
 
+from collections.abc import Callable
+
 from lucius.core.model import Instant, Millis
+from lucius.ports.peers import Door
 
 
 class LonePresence:
@@ -15,11 +18,11 @@ class LonePresence:
         self._last_tick = now
         return self._resumed_at
 
-    async def serve(self) -> None:
+    async def serve(self, serves: Callable[[], bool]) -> None:
         """Whoever minds the deadlines is the one who is spoken to."""
 
-    def served_since(self, now: Instant) -> Instant:
-        return 0
+    def door(self, now: Instant) -> Door:
+        return Door()
 
     async def at_work(self, now: Instant, gap_ms: Millis) -> Instant:
         return now if now - self._last_tick > gap_ms else self._resumed_at

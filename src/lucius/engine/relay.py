@@ -10,7 +10,6 @@ import structlog
 from lucius.core.decision import Applied
 from lucius.core.inputs import HandedOver
 from lucius.core.model import Instant, OutboxRow
-from lucius.engine.supervise import Uncut
 from lucius.ports.bus import Publisher
 from lucius.ports.clock import Clock
 from lucius.ports.errors import BusDown, LedgerAway, LedgerDown
@@ -20,6 +19,7 @@ from lucius.service.dispatch import HOLD_MS, Dispatcher
 from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
 from lucius.service.ramp import Ramp
+from lucius.service.uncut import Uncut
 
 log = structlog.get_logger(__name__)
 

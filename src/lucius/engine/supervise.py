@@ -3,16 +3,13 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from lucius.ports.errors import BusDown, LedgerDown
 
 log = structlog.get_logger(__name__)
-
-Result = TypeVar("Result")
 
 FIRST_BACKOFF = 0.1
 MAX_BACKOFF = 10.0
@@ -39,22 +36,6 @@ class Turns:
         if self._failing and seconds > FAILING_SECONDS:
             return f"every turn failed for {seconds:.0f} s"
         return f"stuck for {seconds:.0f} s" if seconds > quiet_seconds else ""
-
-
-class Uncut:
-    """What is not cut off with the turn that began it: rows that are just being taken must be known to be given back.
-
-    Whoever stops the part waits for `tasks`, as long as he can.
-    """
-
-    def __init__(self) -> None:
-        self.tasks: set[asyncio.Task[Any]] = set()
-
-    async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        task = asyncio.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return await asyncio.shield(task)
 
 
 async def supervised(

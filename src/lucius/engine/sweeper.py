@@ -54,7 +54,7 @@ class Sweeper:
         self._resumed_at: Instant | None = None
         self._known_at: Instant = 0
         self._later: dict[str, Instant] = {}
-        self._was_blind = self._is_closed = False
+        self._was_blind = self._was_closed = False
         self._ramp = Ramp(BATCH, jitter)
         self._ramp.outage()  # we were away ourselves: what is due may have waited for us
 
@@ -124,12 +124,11 @@ class Sweeper:
 
     def _served_since(self) -> Instant:
         """What services could not tell anybody must not be held against them either."""
-        since = self._presence.served_since(self._last_tick)
-        is_closed = since > self._last_tick
-        if is_closed and not self._is_closed:
+        door = self._presence.door(self._last_tick)
+        if door.is_closed and not self._was_closed:
             log.warning("no process takes callbacks; overdue attempts are given more time")
-        self._is_closed = is_closed
-        return since
+        self._was_closed = door.is_closed
+        return door.since
 
     def _pause(self) -> float:
         return self._interval * self._presence.stretch()

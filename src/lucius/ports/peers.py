@@ -1,5 +1,6 @@
 """The other processes on the same ledger: what their commits mean for this one, and whether any of them is at work."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct
@@ -30,18 +31,24 @@ class Wake(Struct, frozen=True, kw_only=True, omit_defaults=True):
     told: tuple[str, ...] = ()
 
 
+class Door(Struct, frozen=True):
+    """`since` when there was always somebody who took callbacks. While it is closed, an instant to come."""
+
+    since: Instant = 0
+    is_closed: bool = False
+
+
 class Presence(Protocol):
     """Whether somebody looked after the deadlines all along. What nobody watched must not be held against services."""
 
     async def ticked(self, now: Instant, gap_ms: Millis) -> Instant:
         """Note that an engine is at work; since when there was always one, with no gap longer than that."""
 
-    async def serve(self) -> None:
-        """Services can speak to this process, from now on until it ends."""
+    async def serve(self, serves: Callable[[], bool]) -> None:
+        """Services can speak to this process, for as long as that is true."""
 
-    def served_since(self, now: Instant) -> Instant:
-        """As of the last tick: since when there was always somebody whom services could speak to. While there is
-        nobody, an instant to come."""
+    def door(self, now: Instant) -> Door:
+        """Whether services can speak to anybody, as of the last tick."""
 
     async def at_work(self, now: Instant, gap_ms: Millis) -> Instant:
         """Since when there were always both, for one who minds deadlines that no engine looks at: nothing is noted."""

@@ -7,7 +7,7 @@ service's un-ACKed directives, and over it a row simply stays PENDING.
 import asyncio
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -35,6 +35,7 @@ from lucius.ports.ledger import Ledger, Outbox, PendingQuery, Reader
 from lucius.ports.peers import Wake
 from lucius.service.backoff import PutOff
 from lucius.service.directives import DirectiveWriter, seen_from
+from lucius.service.doubts import Doubts
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
@@ -94,6 +95,7 @@ class Dispatcher:
         self._returning: set[asyncio.Task[None]] = set()
         self._jitter = jitter
         self._pace = Pace(MOST_AT_ONCE, jitter, lambda: asyncio.get_running_loop().time())
+        self._doubts = Doubts(ledger, hub.pulls, jitter)
         self._me = secrets.token_hex(6)
 
     async def pull(
@@ -109,7 +111,9 @@ class Dispatcher:
         `gone` makes a future that is done once the puller hung up: handing over to nobody would cost an attempt.
         """
         seen = self._hub.pulls.arrivals(service)
-        directives = await self._hand_out(service, limit, lanes)
+        directives = await self._directives(self._hub.pulls.take_kept(service, limit, lanes))
+        if not directives:
+            directives = await self._hand_out(service, limit, lanes)
         if directives or wait_seconds <= 0:
             return directives
         loop = asyncio.get_running_loop()
@@ -132,19 +136,30 @@ class Dispatcher:
                 hung_up.cancel()
         return directives
 
-    def taker(self, service: str) -> Taker | None:
+    def taker(self, service: str, tenant_id: str) -> Taker | None:
         """Nobody, while there is a reason to give out few: then rows wait in the outbox, where all take their turn."""
         if self.is_capped(service) or not self._pace.is_full:
             return None
-        room = self._hub.pulls.room(service)
+        room = self._hub.pulls.room(service, tenant_id)
         return Taker(room, self._caps(service)) if room else None
 
     def promise(self, decision: Decision) -> list[Promise]:
-        return [self._hub.pulls.promise(row) for row in decision.given]
+        return self._hub.pulls.promise(decision.given)
 
-    async def _directives(self, given: Collection[Given]) -> list[Directive]:
-        written = [await self.directive(one.row, one.decision) for one in given]
-        return [directive for directive in written if directive is not None]
+    def doubt(self, decision: Decision) -> None:
+        self._doubts.note(decision)
+
+    async def _directives(self, given: Sequence[Given]) -> list[Directive]:
+        """They are handed over: what can't be written now is for whoever comes next, and holds up no other."""
+        tried = [self.directive(one.row, one.decision) for one in given]
+        written = await asyncio.gather(*tried, return_exceptions=True)
+        for one, outcome in zip(given, written, strict=True):
+            if isinstance(outcome, LedgerAway):
+                self._hub.pulls.keep(one)
+            elif isinstance(outcome, BaseException):
+                self._on_failure("pull")
+                log.error("a directive can't be written", job_id=one.row.job_id, exc_info=outcome)
+        return [directive for directive in written if isinstance(directive, Directive)]
 
     async def _hand_out(self, service: str, limit: int, lanes: frozenset[int] | None) -> list[Directive]:
         if not self.is_capped(service):

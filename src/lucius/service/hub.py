@@ -39,13 +39,16 @@ class Hub:
         self.relay = asyncio.Event()
         self.due = asyncio.Event()
         self.protocols = asyncio.Event()
-        self.closed = False
         self.relays = False
         self.observers: list[Callable[[Decision], None]] = []
         self.on_told: list[Callable[[Sequence[str]], None]] = []
         """Who is to hear of letters that workflows were told of elsewhere."""
         self.stretch: Callable[[], float] = lambda: 1.0
         """How many times rarer a look in case nobody woke us may be, as others look, too."""
+
+    @property
+    def closed(self) -> bool:
+        return self.pulls.closed
 
     def committed(self, decision: Decision) -> None:
         for row in decision.outbox:
@@ -149,7 +152,6 @@ class Hub:
 
     def close(self) -> None:
         """Let everyone who waits go, so that a server can stop."""
-        self.closed = True
         self.pulls.close()
         for event in (*chain(*self._watchers.values()), *chain(*self._enders.values())):
             event.set()

@@ -9,13 +9,17 @@ from lucius.core.decision import Decision, Env, JobView, MissingSteps
 from lucius.core.inputs import Input, Taker
 from lucius.core.model import Instant, Job, Millis
 from lucius.ports.clock import Clock
-from lucius.ports.errors import ForeignEngine, LedgerFull, LimitReached, VersionConflict
+from lucius.ports.errors import AlreadyAccepted, ForeignEngine, LedgerFull, LimitReached, VersionConflict
 from lucius.ports.ledger import Ledger
 from lucius.service.errors import RejectCode, Rejected
 from lucius.service.pulls import Promise
+from lucius.service.uncut import Uncut
 
 Inputs = Sequence[Input] | Callable[[JobView], Awaitable[Sequence[Input]]]
 """What happens to a job, or how to tell from the job as it was loaded: then both are as old as each other."""
+
+SURELY_REFUSED = (VersionConflict, LimitReached, AlreadyAccepted, LedgerFull)
+"""With any other failure of a commit nobody knows whether it is durable."""
 
 MAX_CONFLICTS = 20
 REFUSED_LATELY_MS: Millis = 15_000
@@ -25,11 +29,14 @@ MAX_LOADS = 100  # each finds at least one more step, and a decision touches few
 class HandsOut(Protocol):
     """Knows the services that wait for directives."""
 
-    def taker(self, service: str) -> Taker | None:
-        """Who of a service can be given some at this moment."""
+    def taker(self, service: str, tenant_id: str) -> Taker | None:
+        """Who of a service can be given some of a tenant at this moment."""
 
     def promise(self, decision: Decision) -> list[Promise]:
         """What the decision gives, once it is durable. To be asked in the same turn of the loop as `taker`."""
+
+    def doubt(self, decision: Decision) -> None:
+        """It may be durable or not, so what it gives may have been handed over."""
 
 
 class _Turn:
@@ -54,6 +61,7 @@ class Jobs:
         self._env = env
         self.hands_out: HandsOut | None = None
         """Without it, a directive is handed over by a decision of its own, later than the one that asks for it."""
+        self._uncut = Uncut()
         self._turns: dict[str, _Turn] = {}
         self._refused: tuple[Instant, LedgerFull] | None = None
 
@@ -73,9 +81,19 @@ class Jobs:
             await self._write(decision)
             return
         promises = self.hands_out.promise(decision)
-        writing = asyncio.create_task(self._write(decision))  # it goes on, and is minded, if we are cut off
-        writing.add_done_callback(lambda written: _settle(promises, decision, written))
-        await asyncio.shield(writing)
+        await self._uncut.run(self._write_and_give(decision, promises, self.hands_out))
+
+    async def _write_and_give(self, decision: Decision, promises: list[Promise], hands_out: HandsOut) -> None:
+        try:
+            await self._write(decision)
+        except BaseException as failure:
+            for promise in promises:
+                promise.withdraw()
+            if not isinstance(failure, SURELY_REFUSED):
+                hands_out.doubt(decision)
+            raise
+        for promise in promises:
+            promise.keep(decision)
 
     async def _write(self, decision: Decision) -> None:
         try:
@@ -111,7 +129,7 @@ class Jobs:
                 await asyncio.sleep(self._env.jitter() * 0.002 * 2 ** min(conflicts, 6))
                 continue
             except LimitReached as reached:
-                if not _gives_too_many(decision, reached):
+                if not _gives_too_much(decision, reached):
                     raise
                 takers = None
                 continue
@@ -169,22 +187,13 @@ class Jobs:
         try:
             await self._commit(decision)
         except LimitReached as reached:
-            if not _gives_too_many(decision, reached):
+            if not _gives_too_much(decision, reached):
                 raise
             decision = decide_all(None, inputs, self._clock.now(), self._env)
             await self._commit(decision)
         return decision
 
 
-def _gives_too_many(decision: Decision, reached: LimitReached) -> bool:
+def _gives_too_much(decision: Decision, reached: LimitReached) -> bool:
     """Whether it would do without what it hands over: a service at its cap gets its directive later."""
     return any(reached.counter == unacked_counter(row.service) for row in decision.given)
-
-
-def _settle(promises: list[Promise], decision: Decision, written: asyncio.Task[None]) -> None:
-    is_durable = not written.cancelled() and written.exception() is None
-    for promise in promises:
-        if is_durable:
-            promise.keep(decision)
-        else:
-            promise.withdraw()

@@ -1,13 +1,19 @@
 """Who waits for rows of a service: woken when one is there, or given one by the very commit that makes it."""
 
 import asyncio
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import structlog
 from msgspec import Struct, field
 
 from lucius.core.decision import Decision
 from lucius.core.model import OutboxRow
+
+log = structlog.get_logger(__name__)
+
+MOST_KEPT = 1_000
 
 
 class Given(Struct, frozen=True):
@@ -20,21 +26,26 @@ class Given(Struct, frozen=True):
 class Pull(Struct, eq=False):
     """Somebody who waits. `room` is how many rows can be given to him; without any, he is only woken.
 
-    `gone` is done once he no longer waits: what he is given then nobody will hear of.
+    `gone` is done once he no longer listens, and an `abandoned` pull was cut off: what he is given then others get.
     """
 
     lanes: frozenset[int] | None = None
     room: int = 0
     gone: asyncio.Future[Any] | None = None
-    promised: int = 0
-    """Rows that will be his if the commit under way becomes durable."""
+    promised: Counter[str] = field(default_factory=Counter)
+    """How many rows of each tenant will be his if the commits under way become durable."""
     given: list[Given] = field(default_factory=list)
     rung: bool = False
+    abandoned: bool = False
     woken: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def left(self) -> int:
+        return self.room - self.promised.total()
+
     def is_gone(self) -> bool:
-        return self.gone is not None and self.gone.done()
+        return self.abandoned or (self.gone is not None and self.gone.done())
 
     def waits(self) -> bool:
         return not self.woken.done() and not self.is_gone()
@@ -50,64 +61,111 @@ class Pull(Struct, eq=False):
 class Promise(Struct, frozen=True):
     """That a row will be given to a pull. Kept or withdrawn, but one of the two, once."""
 
+    pulls: "Pulls"
     pull: Pull
     row: OutboxRow
 
     def keep(self, decision: Decision) -> None:
-        self.pull.given.append(Given(self.row, decision))
+        given = Given(self.row, decision)
+        if self.pull.abandoned:
+            self.pulls.give(given)
+        else:
+            self.pull.given.append(given)
         self._settle()
 
     def withdraw(self) -> None:
         self._settle()
 
     def _settle(self) -> None:
-        self.pull.promised -= 1
+        self.pull.promised[self.row.tenant_id] -= 1
         if self.pull.given:
             self.pull.wake()
-        if not self.pull.promised:
+        if not self.pull.promised.total():
             self.pull.settled.set()
 
 
 class Pulls:
     def __init__(self) -> None:
         self._waiting: dict[str, list[Pull]] = {}
-        self._arrivals: dict[str, int] = {}
+        self._arrivals: Counter[str] = Counter()
+        self._kept: dict[str, list[Given]] = {}
         self.closed = False
 
     def arrivals(self, service: str) -> int:
         """Grows whenever there may be something to pull. Read it before looking, and nothing slips in between."""
-        return self._arrivals.get(service, 0)
+        return self._arrivals[service]
 
     def awaits(self, service: str, lane: int) -> bool:
         """Whether a row like this would be taken here at once."""
-        return any(pull.wants(lane) for pull in self._waiting.get(service, ()))
+        return any(pull.wants(lane) and (not pull.room or pull.left) for pull in self._waiting.get(service, ()))
 
     def wake_one(self, service: str, lane: int) -> None:
-        """One new row needs one pull: waking all of them would make each look in vain."""
-        self._arrivals[service] = self.arrivals(service) + 1
-        for pull in self._waiting.get(service, ()):
-            if pull.wants(lane):
-                pull.rung = True
-                pull.wake()
-                return
+        """One new row needs one pull: waking all of them would make each look in vain.
+
+        Rather one that looks at once than one that has first to wait for what it was promised.
+        """
+        self._arrivals[service] += 1
+        wanting = [pull for pull in self._waiting.get(service, ()) if pull.wants(lane)]
+        for pull in sorted(wanting, key=_promised)[:1]:
+            pull.rung = True
+            pull.wake()
 
     def wake_all(self, service: str) -> None:
-        self._arrivals[service] = self.arrivals(service) + 1
+        self._arrivals[service] += 1
         for pull in self._waiting.get(service, ()):
             if pull.waits():
                 pull.rung = True
                 pull.wake()
 
-    def room(self, service: str) -> int:
-        """How many rows, of whatever lane, can be given to those who wait."""
-        return sum(pull.room - pull.promised for pull in self._takers(service))
+    def room(self, service: str, tenant_id: str) -> int:
+        """How many rows of a tenant, of whatever lane, can be given to those who wait.
 
-    def promise(self, row: OutboxRow) -> Promise:
-        """To whom the fewest are promised, so that services share the work. There must be room."""
-        pull = min((pull for pull in self._takers(row.service) if pull.promised < pull.room), key=_promised)
-        pull.promised += 1
-        pull.settled.clear()
-        return Promise(pull, row)
+        A tenant who comes with many at once gets half of the room: the rest of them wait in the outbox, where tenants
+        take turns.
+        """
+        takers = list(self._takers(service))
+        share = (sum(pull.room for pull in takers) + 1) // 2 - sum(pull.promised[tenant_id] for pull in takers)
+        return min(share, sum(pull.left for pull in takers))
+
+    def promise(self, rows: Iterable[OutboxRow]) -> list[Promise]:
+        """Each to whom the fewest are promised, so that services share the work. There must be room."""
+        promises: list[Promise] = []
+        for row in rows:
+            pull = min((pull for pull in self._takers(row.service) if pull.left), key=_promised, default=None)
+            if pull is None:
+                for promise in promises:
+                    promise.withdraw()
+                raise RuntimeError(f"nobody of {row.service} has room for what was decided for it")
+            pull.promised[row.tenant_id] += 1
+            pull.settled.clear()
+            promises.append(Promise(self, pull, row))
+        return promises
+
+    def give(self, given: Given) -> None:
+        """What is handed over already, to somebody who waits or else to who comes next."""
+        pull = next((pull for pull in self._takers(given.row.service) if pull.left), None)
+        if pull is None:
+            self.keep(given)
+        else:
+            pull.given.append(given)
+            pull.wake()
+
+    def keep(self, given: Given) -> None:
+        kept = self._kept.setdefault(given.row.service, [])
+        kept.append(given)
+        if len(kept) > MOST_KEPT:
+            lost = kept.pop(0).row
+            log.error("a directive was handed over and nobody came for it", job_id=lost.job_id, step_id=lost.step_id)
+
+    def take_kept(self, service: str, limit: int, lanes: frozenset[int] | None) -> list[Given]:
+        kept = self._kept.pop(service, None)
+        if kept is None:
+            return []
+        taken = [given for given in kept if lanes is None or given.row.lane in lanes][:limit]
+        names = {given.row.outbox_id for given in taken}
+        if rest := [given for given in kept if given.row.outbox_id not in names]:
+            self._kept[service] = rest
+        return taken
 
     def _takers(self, service: str) -> Iterator[Pull]:
         return (pull for pull in self._waiting.get(service, ()) if pull.lanes is None and pull.waits())
@@ -125,13 +183,24 @@ class Pulls:
         took_it = False
         try:
             await self._stand_in_line(service, pull, seconds)
-            if pull.promised:
+            if pull.promised.total():
                 await pull.settled.wait()
             took_it = pull.rung and not pull.given and not self.closed and not pull.is_gone()
+        except asyncio.CancelledError:
+            pull.abandoned = True
+            raise
         finally:
             if pull.rung and not took_it:
                 self.wake_all(service)  # a wake-up that nobody uses must not be lost
+            if pull.is_gone():
+                self._pass_on(pull)
         return took_it or bool(pull.given)
+
+    def _pass_on(self, pull: Pull) -> None:
+        """Handed over to somebody who does not listen any more, it would cost an attempt."""
+        given, pull.given = pull.given, []
+        for one in given:
+            self.give(one)
 
     async def _stand_in_line(self, service: str, pull: Pull, seconds: float) -> None:
         """From the end of this on, nothing more is promised to the pull."""
@@ -151,4 +220,4 @@ class Pulls:
 
 
 def _promised(pull: Pull) -> int:
-    return pull.promised
+    return pull.promised.total()

@@ -309,6 +309,8 @@ async def open_runtime(
         )
         await runtime.protocols.refresh()
         attach(runtime)
+        if store.presence is not None and role in (Role.WHOLE, Role.API):
+            await store.presence.serve(lambda: not runtime.drain.asked.is_set())
         if role in (Role.WHOLE, Role.ENGINE):
             await runtime.engine.start()
             runtime.hub.relays = runtime.publisher is not None
@@ -320,8 +322,6 @@ async def open_runtime(
                 loops |= runtime.temporal.loops(runtime.hub.stretch)
         tasks = [asyncio.create_task(supervised(*loop, runtime.metrics.loop_failed)) for loop in loops.items()]
         try:
-            if store.presence is not None and role in (Role.WHOLE, Role.API):
-                await store.presence.serve()
             yield runtime
         finally:
             for task in tasks:

@@ -222,7 +222,7 @@ class Story(Acts):
 
     def _check_given(self, view: JobView, inputs: Sequence[Input], decision: Decision) -> None:
         """To be given a directive at once is to be handed it over at once, and nothing else."""
-        takers = [self.takers(row.service) if self.takers else None for row in decision.given]
+        takers = [self.takers(row.service, row.tenant_id) if self.takers else None for row in decision.given]
         given = [
             HandedOver(row.step_id, row.attempt_no, row.lease_id, taker.caps)
             for row, taker in zip(decision.given, takers, strict=True)

@@ -16,7 +16,7 @@ CAP = Cap("unacked/ocr-svc", 1_000)
 
 
 def waiting(*services: str, room: int = 10) -> Takers:
-    return lambda service: Taker(room, (CAP,)) if service in services else None
+    return lambda service, tenant_id: Taker(room, (CAP,)) if service in services else None
 
 
 def story(*services: str, room: int = 10) -> Story:

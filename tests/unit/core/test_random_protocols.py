@@ -49,7 +49,7 @@ class JobMachine(RuleBasedStateMachine):
         self.story.start()
         self.since_the_end = 0
 
-    def some_wait(self, service: str) -> Taker | None:
+    def some_wait(self, service: str, tenant_id: str) -> Taker | None:
         """Of every other service somebody waits, and of whichever it is, at another instant nobody does."""
         return Taker(self.room) if (len(service) + self.story.now) % 2 else None
 

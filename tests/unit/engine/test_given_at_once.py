@@ -1,15 +1,17 @@
 """A pull that waits is answered by the commit that asks for its step. Nothing is lost, or given twice."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from lucius.contract import Directive
 from lucius.core.decision import Decision
-from lucius.core.inputs import Ack, Succeeded
-from lucius.core.model import StepStatus
+from lucius.core.inputs import Ack, DeadlinePassed, Succeeded
+from lucius.core.model import OutboxRow, StepStatus
 from lucius.core.protocol import StepSpec
 from lucius.ports.errors import LedgerDown, VersionConflict
+from lucius.ports.ledger import PendingQuery
 from tests.support.engine import WITHIN, Engine
 from tests.support.until import until
 
@@ -49,8 +51,12 @@ class Gated(Engine):
     def in_line(self, service: str = "ocr") -> int:
         return len(self.hub.pulls._waiting.get(service, ()))
 
+    def room(self, service: str = "ocr") -> int:
+        """How many rows could still be promised."""
+        return sum(pull.left for pull in self.hub.pulls._takers(service))
+
     def submitting(self, n: int = 1) -> "list[asyncio.Task[str]]":
-        return [asyncio.create_task(self.submit(OCR, job_id=f"job-{i + 1}")) for i in range(n)]
+        return [asyncio.create_task(self.submit(OCR, job_id=f"job-{i + 1}", tenant_id=f"tenant-{i}")) for i in range(n)]
 
 
 async def test_the_commit_that_asks_for_a_step_answers_the_pull() -> None:
@@ -94,7 +100,7 @@ async def test_nothing_is_answered_before_it_is_durable() -> None:
     pulling = await engine.waiting()
     engine.open.clear()
     (submitting,) = engine.submitting()
-    await until(lambda: engine.hub.pulls.room("ocr") == 9)
+    await until(lambda: engine.room() == 9)
     await asyncio.sleep(0.01)
     assert not pulling.done()
     engine.open.set()
@@ -107,7 +113,7 @@ async def test_what_is_decided_while_a_commit_is_under_way_is_answered_together(
     pulling = await engine.waiting()
     engine.open.clear()
     submitting = engine.submitting(3)
-    await until(lambda: engine.hub.pulls.room("ocr") == 7)
+    await until(lambda: engine.room() == 7)
     engine.open.set()
     await asyncio.gather(*submitting)
     assert {directive.jobId for directive in await pulling} == {"job-1", "job-2", "job-3"}
@@ -118,7 +124,7 @@ async def test_a_pull_is_given_no_more_than_it_asked_for() -> None:
     pulling = await engine.waiting(limit=2)
     engine.open.clear()
     submitting = engine.submitting(5)
-    await until(lambda: engine.hub.pulls.room("ocr") == 0)
+    await until(lambda: engine.room() == 0)
     engine.open.set()
     await asyncio.gather(*submitting)
     first = await pulling
@@ -132,7 +138,7 @@ async def test_those_who_wait_share_the_work() -> None:
     pulls = [await engine.waiting() for _ in range(3)]
     engine.open.clear()
     submitting = engine.submitting(6)
-    await until(lambda: engine.hub.pulls.room("ocr") == 24)
+    await until(lambda: engine.room() == 24)
     engine.open.set()
     await asyncio.gather(*submitting)
     assert [len(directives) for directives in await asyncio.gather(*pulls)] == [2, 2, 2]
@@ -143,7 +149,7 @@ async def test_who_has_little_room_is_given_little() -> None:
     pulls = [await engine.waiting(limit=1), await engine.waiting(limit=5)]
     engine.open.clear()
     submitting = engine.submitting(4)
-    await until(lambda: engine.hub.pulls.room("ocr") == 2)
+    await until(lambda: engine.room() == 2)
     engine.open.set()
     await asyncio.gather(*submitting)
     assert [len(directives) for directives in await asyncio.gather(*pulls)] == [1, 3]
@@ -157,7 +163,7 @@ async def test_a_commit_that_fails_gives_nothing_and_the_pull_waits_on(failure: 
     with pytest.raises(type(failure)):
         await engine.submit(OCR)
     assert not pulling.done()
-    assert engine.hub.pulls.room("ocr") == 10
+    assert engine.room() == 10
     await engine.submit(OCR, job_id="job-2")
     assert [directive.jobId for directive in await pulling] == ["job-2"]
 
@@ -179,7 +185,7 @@ async def test_who_is_cut_off_while_he_commits_takes_no_directive_with_him() -> 
     pulling = await engine.waiting()
     engine.open.clear()
     (submitting,) = engine.submitting()
-    await until(lambda: engine.hub.pulls.room("ocr") == 9)
+    await until(lambda: engine.room() == 9)
     submitting.cancel()
     await asyncio.gather(submitting, return_exceptions=True)
     engine.open.set()
@@ -247,8 +253,27 @@ async def test_nothing_is_promised_to_who_hung_up() -> None:
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     pulling = await engine.waiting(gone=lambda: gone)
     gone.set_result(None)  # and the pull has not had its turn yet
-    assert engine.dispatcher.taker("ocr") is None
+    assert engine.dispatcher.taker("ocr", "acme") is None
     assert await pulling == []
+
+
+@pytest.mark.parametrize("how", ["hangs up", "is cut off"])
+async def test_what_somebody_is_promised_who_goes_away_is_for_the_next(how: str) -> None:
+    engine = Gated()
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    pulling = await engine.waiting(gone=lambda: gone)
+    engine.open.clear()
+    (submitting,) = engine.submitting()
+    await until(lambda: engine.room() == 9)
+    if how == "hangs up":
+        gone.set_result(None)
+    else:
+        pulling.cancel()
+    await until(lambda: not engine.in_line())
+    second = await engine.waiting()
+    engine.open.set()
+    await submitting
+    assert len(await second) == 1
 
 
 async def test_after_an_outage_directives_are_handed_over_a_few_at_a_time() -> None:
@@ -260,20 +285,41 @@ async def test_after_an_outage_directives_are_handed_over_a_few_at_a_time() -> N
     assert len(engine.commits) == 2
 
 
-async def test_a_wake_up_that_comes_with_a_directive_is_for_the_next() -> None:
-    """One row is promised, another is found in the outbox by the ledger of another process."""
+async def test_a_wake_up_is_for_one_who_can_look_at_once() -> None:
+    """One row is promised to the first in line, another is found in the outbox of another process."""
     engine = Gated()
     first, second = await engine.waiting(), await engine.waiting()
+    pending, looks = engine.ledger.pending, 0
+
+    async def counted(query: PendingQuery) -> list[OutboxRow]:
+        nonlocal looks
+        looks += 1
+        return await pending(query)
+
+    engine.ledger.pending = counted  # type: ignore[method-assign]
     engine.open.clear()
     (submitting,) = engine.submitting()
-    await until(lambda: engine.hub.pulls.room("ocr") == 19)
+    await until(lambda: engine.room() == 19)
+    engine.hub.pulls.wake_one("ocr", 0)
+    await until(lambda: looks == 1)
+    engine.open.set()
+    await submitting
+    assert len(await first) == 1
+    second.cancel()
+
+
+async def test_a_wake_up_that_comes_to_one_who_is_given_a_directive_is_for_the_next() -> None:
+    engine = Gated()
+    pulling = await engine.waiting()
+    engine.open.clear()
+    (submitting,) = engine.submitting()
+    await until(lambda: engine.room() == 9)
     seen = engine.hub.pulls.arrivals("ocr")
     engine.hub.pulls.wake_one("ocr", 0)
     engine.open.set()
     await submitting
-    assert len(await first) == 1
-    assert engine.hub.pulls.arrivals("ocr") >= seen + 2, "told on to whoever else waits"
-    second.cancel()
+    assert len(await pulling) == 1
+    assert engine.hub.pulls.arrivals("ocr") == seen + 2
 
 
 async def test_a_server_that_stops_answers_what_it_has_handed_over() -> None:
@@ -281,8 +327,117 @@ async def test_a_server_that_stops_answers_what_it_has_handed_over() -> None:
     pulling = await engine.waiting()
     engine.open.clear()
     (submitting,) = engine.submitting()
-    await until(lambda: engine.hub.pulls.room("ocr") == 9)
+    await until(lambda: engine.room() == 9)
     engine.hub.close()
     engine.open.set()
     assert len(await pulling) == 1
     await submitting
+
+
+class TestShares:
+    async def test_who_comes_with_many_leaves_room_for_others(self) -> None:
+        engine = Gated()
+        pulling = await engine.waiting(limit=10)
+        engine.open.clear()
+        many = [asyncio.create_task(engine.submit(OCR, job_id=f"big-{i}", tenant_id="big")) for i in range(100)]
+        few = asyncio.create_task(engine.submit(OCR, job_id="small", tenant_id="small"))
+        await until(lambda: engine.room() == 4)
+        engine.open.set()
+        await asyncio.gather(*many, few)
+        assert {"small"} < {directive.jobId for directive in await pulling}
+        assert len(await engine.dispatcher.pull("ocr", 100, 0)) == 95, "the others wait in the outbox"
+
+    async def test_one_who_asks_for_one_gives_it_to_whoever_comes_first(self) -> None:
+        engine = Gated()
+        pulling = await engine.waiting(limit=1)
+        await engine.submit(OCR)
+        assert len(await pulling) == 1
+        assert len(engine.commits) == 1
+
+
+class TestDoubt:
+    """A connection may break after COMMIT was sent, and then nobody knows."""
+
+    async def lose_the_answer(self, engine: Gated, times: int = 0) -> None:
+        """The next commit is durable, and who made it is not told; then the ledger can't be asked so many times."""
+        commit, load = engine.ledger.commit, engine.ledger.load
+
+        async def lost(decision: Decision) -> None:
+            await commit(decision)
+            engine.ledger.commit = commit  # type: ignore[method-assign]
+            engine.ledger.load = away  # type: ignore[method-assign]
+            raise LedgerDown("the connection was lost")
+
+        async def away(*asked: Any, **more: Any) -> Any:
+            nonlocal times
+            if times:
+                times -= 1
+                raise LedgerDown("no connection")
+            engine.ledger.load = load  # type: ignore[method-assign]
+            return await load(*asked, **more)
+
+        engine.ledger.commit = lost  # type: ignore[method-assign]
+        with pytest.raises(LedgerDown):
+            await engine.submit(OCR)
+
+    @pytest.mark.parametrize("times", [0, 3])
+    async def test_what_was_handed_over_all_the_same_goes_to_who_waits(self, times: int) -> None:
+        engine = Gated()
+        pulling = await engine.waiting()
+        await self.lose_the_answer(engine, times)
+        (directive,) = await pulling
+        step = await engine.step("ocr")
+        assert (step.status, step.attempt.lease_id) == (StepStatus.INITIATED, directive.lease_id)
+
+    async def test_it_goes_to_who_comes_next_if_nobody_waits_any_more(self) -> None:
+        engine = Gated()
+        pulling = await engine.waiting()
+        await self.lose_the_answer(engine, 1)
+        pulling.cancel()
+        await until(lambda: bool(engine.hub.pulls._kept))
+        assert await engine.dispatcher.pull("sis", 1, 0) == []
+        (directive,) = await engine.dispatcher.pull("ocr", 1, 0)
+        assert directive.jobId == "job-1"
+        assert await engine.dispatcher.pull("ocr", 1, 0) == []
+
+    async def test_what_was_not_made_durable_is_given_to_nobody(self) -> None:
+        engine = Gated()
+        pulling = await engine.waiting(seconds=0.2)
+        engine.failure = LedgerDown("no connection")
+        with pytest.raises(LedgerDown):
+            await engine.submit(OCR)
+        assert await pulling == []
+        assert not engine.dispatcher._doubts._asking
+
+    async def test_what_is_fenced_by_the_time_somebody_comes_is_given_to_nobody(self) -> None:
+        engine = Gated()
+        pulling = await engine.waiting()
+        await self.lose_the_answer(engine)
+        pulling.cancel()
+        await until(lambda: bool(engine.hub.pulls._kept))
+        engine.clock.time += 31_000
+        await engine.feed(DeadlinePassed(0))
+        await engine.tried_again("ocr")
+        (directive,) = await engine.dispatcher.pull("ocr", 10, 0)
+        assert directive.attempt_no == 2
+
+
+async def test_one_that_can_not_be_written_costs_no_other() -> None:
+    engine = Gated()
+    pulling = await engine.waiting()
+    engine.open.clear()
+    submitting = engine.submitting(3)
+    await until(lambda: engine.room() == 7)
+    load, broken = engine.ledger.load, True
+
+    async def loads(job_id: str, *asked: Any, **more: Any) -> Any:
+        if broken and job_id == "job-2":
+            raise LedgerDown("no connection")
+        return await load(job_id, *asked, **more)
+
+    engine.ledger.load = loads  # type: ignore[method-assign]
+    engine.open.set()
+    await asyncio.gather(*submitting)
+    assert {directive.jobId for directive in await pulling} == {"job-1", "job-3"}
+    broken = False
+    assert [directive.jobId for directive in await engine.dispatcher.pull("ocr", 10, 0)] == ["job-2"]

@@ -19,7 +19,7 @@ class Company:
         self._counted = self._counted_sweepers = 0
         self.sweeps = False
         """Whether this process minds the deadlines."""
-        self.serves = False
+        self.serves: Callable[[], bool] = lambda: False
         """Whether services can speak to this process."""
 
     def counted(self, others: int, sweepers: int, asked: float) -> bool:

@@ -220,7 +220,7 @@ class Wakes:
     async def look(self) -> None:
         asked = self._clock.steady()
         try:
-            row = await self._database.row(_POLL, self.company.serves)
+            row = await self._database.row(_POLL, self.company.serves())
         except LedgerCorrupt:  # what we look with may be gone because nobody needs it any more
             found = await self._database.row(_NEEDS)
             self._database.needs((found and found["needs"]) or 0)
