@@ -2,8 +2,9 @@
 
 import base64
 import os
+import re
 from collections.abc import Mapping
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -51,6 +52,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     drain_seconds: float = DRAIN_SECONDS
     orchestrator_url: str = "http://127.0.0.1:8080"
     workspace_root: str = ""
+    workspace_given: bool = False
+    """Whether somebody said where the workspace is, and did not leave it to the data folder."""
     protocols_dir: Path | None = None
     config_path: Path | None = None
     dev_api_key: str = ""
@@ -103,7 +106,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     @property
     def webhook_secret_file(self) -> Path | None:
-        """Where the secret is that signs what names no other; None if the environment has it."""
+        """Where we keep the secret that signs what names no other; None if the environment or the ledger gave it."""
         return None if "DEFAULT" in self.webhook_secrets else self.data_dir / "webhook.secret"
 
 
@@ -117,7 +120,7 @@ def load_settings(env: Mapping[str, str] = os.environ, **overrides: object) -> S
         "bus_url": read.text("LUCIUS_BUS_URL", "local:"),
         "gate_url": read.text("LUCIUS_GATE_URL", ""),
         "engine": read.choice("LUCIUS_ENGINE", "embedded", ("embedded", "temporal")),
-        "temporal_address": read.text("LUCIUS_TEMPORAL_ADDRESS", "127.0.0.1:7233"),
+        "temporal_address": read.host_and_port("LUCIUS_TEMPORAL_ADDRESS", "127.0.0.1:7233"),
         "temporal_namespace": read.text("LUCIUS_TEMPORAL_NAMESPACE", "default"),
         "temporal_task_queue": read.text("LUCIUS_TEMPORAL_TASK_QUEUE", "lucius"),
         "temporal_api_key": read.text("LUCIUS_TEMPORAL_API_KEY", ""),
@@ -141,6 +144,7 @@ def load_settings(env: Mapping[str, str] = os.environ, **overrides: object) -> S
         "drain_seconds": read.number("LUCIUS_DRAIN_SECONDS", DRAIN_SECONDS, 0.0),
         "orchestrator_url": read.text("LUCIUS_ORCHESTRATOR_URL", "http://127.0.0.1:8080"),
         "workspace_root": read.text("LUCIUS_WORKSPACE_ROOT", (data_dir / "workspace").as_uri()),
+        "workspace_given": bool(read.text("LUCIUS_WORKSPACE_ROOT", "")),
         "protocols_dir": read.path("LUCIUS_PROTOCOLS_DIR"),
         "config_path": read.path("LUCIUS_CONFIG"),
         "dev_api_key": read.text("LUCIUS_DEV_API_KEY", ""),
@@ -231,6 +235,14 @@ class _Reader:
             ) from None
         return value
 
+    def host_and_port(self, name: str, default: str) -> str:
+        """`host:port`, the host a name or a number, as those want it who connect there."""
+        value = self.text(name, default)
+        host, _, port = value.rpartition(":")
+        if not (_is_host(host) and port.isdecimal() and port.isascii() and 0 < int(port) < 65_536):
+            raise SettingsError(f"{name} must be a host and a port, like {default}, and is {value!r}")
+        return value
+
     def number(self, name: str, default: float, least: float) -> float:
         value = self.text(name, "")
         if not value:
@@ -257,3 +269,13 @@ class _Reader:
         if value not in allowed:
             raise SettingsError(f"{name} must be one of {', '.join(allowed)}, and is {value!r}")
         return value
+
+
+def _is_host(text: str) -> bool:
+    """A name, an IPv4 address, or an IPv6 address in brackets: neither a URL nor half an address."""
+    if text.startswith("["):
+        try:
+            return text.endswith("]") and bool(IPv6Address(text[1:-1]))
+        except ValueError:
+            return False
+    return re.fullmatch(r"[\w.-]+", text) is not None

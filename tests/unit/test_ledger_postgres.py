@@ -903,9 +903,7 @@ class TestServerThatComesAndGoes:
             await self.commit_patiently(ledger, dispatch("c"))
             assert [view is not None for view in [await ledger.job(job) for job in "abc"]] == [True, False, True]
 
-    async def test_who_reads_waits_for_a_restart(
-        self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_who_reads_waits_for_a_restart(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(database, "PATIENCE_SECONDS", 60.0)  # however long this machine takes for one
         async with opened(server.url()) as ledger:
             await ledger.commit(dispatch("a"))

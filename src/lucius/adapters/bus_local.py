@@ -28,6 +28,8 @@ class _Problem(msgspec.Struct):
     """What tells Lucius from whatever else may answer."""
 
     code: str
+    title: str = ""
+    detail: str | None = None
 
 
 class _RawAnswer(msgspec.Struct):
@@ -112,10 +114,20 @@ class LocalConsumer:
             raise PullRefused(
                 f"the API key may not pull for service {self._service!r} at {self._url.origin()} ({status})"
             )
-        if 400 <= status < 500 and status not in (408, 425) and _is_problem(body):
-            raise PullRefused(f"pulling for service {self._service!r} was refused: {status} {body[:300]!r}")
+        problem = _problem(body) if 400 <= status < 500 and status not in (408, 425) else None
+        if problem is not None:
+            raise PullRefused(self._in_words(status, problem))
         # Also what a gateway says while there is nobody behind it: that gets better by waiting.
         raise BusDown(f"{self._url.origin()} answered {status}")
+
+    def _in_words(self, status: int, problem: _Problem) -> str:
+        if problem.code == "PUSH_BUS":
+            return (
+                f"directives for service {self._service!r} are on a bus and can't be pulled from {self._url.origin()}: "
+                "set LUCIUS_BUS_URL as it is set for the API"
+            )
+        said = problem.detail or problem.title
+        return f"pulling for service {self._service!r} was refused: {said[:300]} [{problem.code}] ({status})"
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -149,11 +161,12 @@ def _decode(body: bytes) -> list[Directive]:
     return directives
 
 
-def _is_problem(body: bytes) -> bool:
+def _problem(body: bytes) -> _Problem | None:
     try:
-        return bool(_problems.decode(body).code)
+        problem = _problems.decode(body)
     except msgspec.DecodeError:
-        return False
+        return None
+    return problem if problem.code else None
 
 
 def _now() -> float:

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import structlog
 import typer
 from msgspec.structs import replace
 from rich.text import Text
@@ -24,6 +25,8 @@ from lucius.settings import Settings, load_settings
 if TYPE_CHECKING:
     from lucius.observability.readiness import Role
 
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
 SERVICES = ("ocr", "embedding", "sis")
 READY_SECONDS = 30.0
 SERVICE_GRACE = 2.0
@@ -34,7 +37,14 @@ DataDir = Annotated[
 Host = Annotated[str, typer.Option(help="Address to listen on")]
 HealthPort = Annotated[
     int | None,
-    typer.Option(help="Serve /healthz, /readyz and /metrics here", min=0, max=65535, envvar="LUCIUS_HEALTH_PORT"),
+    typer.Option(
+        "--health-port",
+        "--port",
+        help="Serve /healthz, /readyz and /metrics here",
+        min=0,
+        max=65535,
+        envvar="LUCIUS_HEALTH_PORT",
+    ),
 ]
 HealthHost = Annotated[str, typer.Option(help="Address for that")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one", min=0, max=65535)]
@@ -171,7 +181,7 @@ def _say_ready(url: str, key: str, settings: Settings, with_services: bool) -> N
         ("API key", key),
         ("ledger", settings.ledger_shown),
         *_temporal_rows(settings),
-        ("webhooks", f"signed with {settings.webhook_secret_file or 'LUCIUS_WEBHOOK_SECRET_DEFAULT'}"),
+        ("webhooks", f"signed with {_webhook_secret(settings)}"),
         ("blobs", f"{settings.data_dir / 'blobs'} (blob://out/x is out/x in there)"),
         ("services", ", ".join(SERVICES) if with_services else "none (start them with `lucius service ocr`, …)"),
     )
@@ -181,6 +191,15 @@ def _say_ready(url: str, key: str, settings: Settings, with_services: bool) -> N
     console.print(Text(try_it(url, key)), soft_wrap=True)
     then = "\nThen `lucius jobs list`, `lucius jobs watch JOB`, `lucius explain JOB`. Ctrl-C stops it."
     console.print(Text(then), soft_wrap=True)
+
+
+def _webhook_secret(settings: Settings) -> str:
+    """Where it is, for those who must give it to clients."""
+    if "DEFAULT" in settings.webhook_secrets:
+        return "LUCIUS_WEBHOOK_SECRET_DEFAULT"
+    if settings.shares_ledger:
+        return "the secret 'webhook' in the ledger's table secrets, unless LUCIUS_WEBHOOK_SECRET_DEFAULT is set"
+    return str(settings.webhook_secret_file)
 
 
 def _temporal_rows(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -222,8 +241,9 @@ def api(
 ) -> None:
     """Run the control plane as the environment says (LUCIUS_*), with JSON logs. Keys come from LUCIUS_CONFIG.
 
-    API and engine, as many of them as you like on a ledger that processes can share. SIGTERM drains: /readyz says no
-    at once, after LUCIUS_DRAIN_DELAY no request is taken any more, and what is under way has LUCIUS_DRAIN_SECONDS.
+    API and engine, as many of them as you like on a ledger that processes can share: LUCIUS_LEDGER_URL, and
+    LUCIUS_BUS_URL if there is a bus, the same for all (docs/how-to/replicas.md). SIGTERM drains: /readyz says no at
+    once, after LUCIUS_DRAIN_DELAY no request is taken any more, and what is under way has LUCIUS_DRAIN_SECONDS.
     """
     die_with_parent()
     _leave(run(lambda: _api(host, port, data_dir, engine), fast_loop=True))
@@ -238,6 +258,7 @@ async def _api(host: str, port: int, data_dir: Path | None, engine: bool | None)
         env = {"LUCIUS_ORCHESTRATOR_URL": base_url(listener), **os.environ}
         settings = load_settings(env, data_dir=data_dir)
         configure_logging(settings.log_level, settings.log_format)
+        _warn_of_own_workspace(settings)
         with_engine = settings.api_engine if engine is None else engine
         async with serving(settings, listener, drain, Role.WHOLE if with_engine else Role.API) as server:
             await until_stopped(server, drain)
@@ -251,7 +272,9 @@ def reconciler(
 ) -> None:
     """Run the engine without the API, for ledgers that several processes may share. As many of them as you like.
 
-    SIGTERM drains: what is being handed over or called has LUCIUS_DRAIN_SECONDS, the rest goes to the others.
+    It needs LUCIUS_LEDGER_URL, and LUCIUS_BUS_URL if there is a bus, as they are set for the API
+    (docs/how-to/replicas.md). SIGTERM drains: what is being handed over or called has LUCIUS_DRAIN_SECONDS, the rest
+    goes to the others.
     """
     from lucius.observability.readiness import Role  # noqa: PLC0415
 
@@ -263,17 +286,7 @@ def reconciler(
 
 def temporal_worker(
     data_dir: DataDir = None,
-    health_port: Annotated[
-        int | None,
-        typer.Option(
-            "--health-port",
-            "--port",
-            help="Serve /healthz, /readyz and /metrics here",
-            min=0,
-            max=65535,
-            envvar="LUCIUS_HEALTH_PORT",
-        ),
-    ] = None,
+    health_port: HealthPort = None,
     health_host: HealthHost = "0.0.0.0",
 ) -> None:
     """Run the jobs' workflows for Temporal (LUCIUS_ENGINE=temporal). As many of them as you like.
@@ -301,11 +314,24 @@ def _for_temporal(settings: Settings) -> Settings:
     return settings
 
 
+def _warn_of_own_workspace(settings: Settings) -> None:
+    """Jobs tell services where artifacts are, and those on other hosts would look for them in a folder of their own."""
+    if settings.shares_ledger and not settings.workspace_given:
+        log.warning(
+            "the workspace is a folder of this host: services on others can't read what is written there; "
+            "set LUCIUS_WORKSPACE_ROOT to one that all of them share",
+            workspace=settings.workspace_root,
+        )
+
+
 async def _without_api(settings: Settings, role: "Role", health_host: str, health_port: int | None) -> None:
     from lucius.cli.control_plane import drain_on_signals, driving, listen, serving, until_stopped  # noqa: PLC0415
+    from lucius.observability.readiness import Role  # noqa: PLC0415
 
     drain = drain_on_signals()
     configure_logging(settings.log_level, settings.log_format)
+    if role is Role.ENGINE:
+        _warn_of_own_workspace(settings)
     if health_port is None:
         async with driving(settings, drain, role):
             await drain.asked.wait()
@@ -335,7 +361,11 @@ def service(
         float, typer.Option(help="Make every step take this much longer, in seconds", envvar="LUCIUS_SERVICE_DELAY")
     ] = 0.0,
 ) -> None:
-    """Run platform services: they pull directives, do the work, and answer with ACK and RESULT."""
+    """Run platform services: they take directives, do the work, and answer with ACK and RESULT.
+
+    They need LUCIUS_API_KEY, a key of scope serve, and LUCIUS_BUS_URL as it is set for the API; without that they
+    pull directives from LUCIUS_ORCHESTRATOR_URL.
+    """
     from lucius.cli.services import run_named  # noqa: PLC0415
 
     die_with_parent()

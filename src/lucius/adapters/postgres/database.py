@@ -2,10 +2,11 @@
 
 import asyncio
 import random
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 import structlog
@@ -27,6 +28,9 @@ PATIENCE_SECONDS = 5.0
 
 MAX_SCHEMA = 48  # PostgreSQL cuts names off, also those made from this one
 APPLICATION = "lucius"
+
+_NEEDS_TLS = ("require", "verify-ca", "verify-full")
+"""The modes in which files that the URL names are read, and must be there."""
 
 Answer = TypeVar("Answer")
 Connection: TypeAlias = "PoolConnectionProxy[Record]"
@@ -56,7 +60,8 @@ class Database:
         self.schema = query.pop("schema", "lucius")
         if len(self.schema.encode()) > MAX_SCHEMA:
             raise LedgerError(f"LUCIUS_LEDGER_URL: the schema's name may have at most {MAX_SCHEMA} bytes")
-        self.where = f"{parts.hostname or 'localhost'}{parts.path}"  # never the password
+        self.where = _where(parts, query)
+        self._query = query
         self._dsn = urlunsplit(parts._replace(query=urlencode(query)))
         self._connections = connections
         self._pool: asyncpg.Pool[Record] | None = None
@@ -67,6 +72,7 @@ class Database:
     async def open(self, migrations: Sequence[Migration] = MIGRATIONS) -> None:
         """Raises LedgerDown, LedgerTooNew or LedgerError."""
         self._knows = len(migrations)
+        _check_files(self._query)
         try:
             await self._bring_up_to_date(migrations)
             self._pool = await asyncpg.create_pool(
@@ -178,6 +184,31 @@ class Database:
             pause = min(pause * 2, 0.5)
 
 
+def _where(parts: SplitResult, query: dict[str, str]) -> str:
+    """`host:port/database`, as far as the URL says so. Never who may go there: what stands before an `@` is left out
+    even if a slash in the password made a path of it."""
+    given = parts.netloc or ":".join(filter(None, (query.get("host", "localhost"), query.get("port"))))
+    return f"{given}{parts.path}".rpartition("@")[2]
+
+
+def _check_files(query: dict[str, str]) -> None:
+    """Before we connect, or a file that is not there would look like a server that is not. Raises LedgerError."""
+    if query.get("sslmode") not in _NEEDS_TLS:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for name in ("sslrootcert", "sslcrl", "sslcert", "sslkey"):
+        path = query.get(name)
+        if not path:
+            continue
+        try:
+            if name in ("sslrootcert", "sslcrl"):
+                context.load_verify_locations(path)
+            else:
+                open(path, "rb").close()
+        except OSError as error:
+            raise LedgerError(f"LUCIUS_LEDGER_URL: {name}: can't use {path} ({error.strerror or error})") from error
+
+
 async def _leave_as_it_is(connection: Any) -> None:
     """Nothing here changes a session, and resetting it would be a round trip more for every statement."""
 
@@ -196,6 +227,8 @@ def translated(error: BaseException, where: str) -> LedgerError:
             return LedgerError(f"ledger {where}: {error}; the user must own its schema, or be allowed to create it")
         case asyncpg.UndefinedTableError() | asyncpg.UndefinedFunctionError() | asyncpg.UndefinedColumnError():
             return LedgerCorrupt(f"ledger {where} lacks what its version promises ({error}); restore it from a backup")
+        case asyncpg.ClientConfigurationError():  # also for a CA file that is looked for where none was named
+            return LedgerError(f"ledger {where}: {error}; check LUCIUS_LEDGER_URL")
         case _ if isinstance(error, _GONE):
             return LedgerDown(f"ledger {where} can't be reached ({type(error).__name__}: {error})")
         case _:

@@ -1,0 +1,75 @@
+"""What the page tells people to type into Temporal's own command line does what it says there."""
+
+import asyncio
+import re
+import shlex
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
+from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from lucius.engine.temporal.search import KINDS, make_searchable
+from lucius.engine.temporal.wire import WORKFLOW
+from tests.support.temporal import TemporalServer, binary
+
+PAGE = (Path(__file__).parents[2] / "docs/how-to/temporal.md").read_text()
+WITHIN = 20.0
+
+
+@pytest.fixture
+async def namespace(temporal_server: TemporalServer) -> Client:
+    """One that knows nothing of us."""
+    client = await Client.connect(temporal_server.address, namespace=f"typed-{uuid.uuid4().hex[:12]}")
+    asked = RegisterNamespaceRequest(namespace=client.namespace)
+    asked.workflow_execution_retention_period.FromSeconds(86_400)
+    await client.workflow_service.register_namespace(asked)
+    async with asyncio.timeout(WITHIN):
+        while True:
+            try:
+                await client.count_workflows("")
+                return client
+            except RPCError:
+                await asyncio.sleep(0.1)
+
+
+def commands(beginning: str) -> list[list[str]]:
+    """From blocks of code, with lines that go on, and from within sentences."""
+    block = re.findall(rf"^{beginning} (?:.*\\\n)*.*$", PAGE, re.MULTILINE)
+    inline = re.findall(rf"`({beginning} [^`]*)`", " ".join(PAGE.split()))
+    return [shlex.split(found.replace("\\\n", " ")) for found in block + inline]
+
+
+async def typed(words: list[str], client: Client) -> str:
+    told = ["--address", client.service_client.config.target_host, "--namespace", client.namespace]
+    asked = [binary(), *words[1:], *told]
+    done = await asyncio.to_thread(subprocess.run, asked, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def test_the_attributes_are_all_there_afterwards(namespace: Client) -> None:
+    found = commands("temporal operator search-attribute create")
+    assert found
+    for words in found:
+        await typed(words, namespace)
+    known = await namespace.operator_service.list_search_attributes(
+        ListSearchAttributesRequest(namespace=namespace.namespace)
+    )
+    assert {name: kind for name, kind in known.custom_attributes.items() if name.startswith("Lucius")} == KINDS
+    async with asyncio.timeout(WITHIN):
+        assert await make_searchable(namespace)
+
+
+async def test_only_our_workflows_are_counted_before_going_back(namespace: Client) -> None:
+    (count,) = commands("temporal workflow count")
+    for kind in (WORKFLOW, "SomebodyElses"):
+        await namespace.start_workflow(kind, id=f"a-{kind}", task_queue="nobody-works-here")
+    async with asyncio.timeout(WITHIN):
+        while (await namespace.count_workflows("ExecutionStatus = 'Running'")).count != 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert (await typed(count, namespace)).strip() == "Total: 1"

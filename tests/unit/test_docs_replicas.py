@@ -1,0 +1,49 @@
+"""What the pages tell operators of a shared ledger holds for one that was just made."""
+
+import re
+from pathlib import Path
+
+from lucius.adapters.ledger_postgres import PostgresLedger
+from lucius.settings import Settings
+from lucius.wiring.keys import with_shared_secrets
+from tests.support.postgres import PostgresServer
+
+ROOT = Path(__file__).parents[2]
+REPLICAS = (ROOT / "docs/how-to/replicas.md").read_text()
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
+HOT = {"live", "outbox", "counters", "steps", "engine", "door", "inbox"}
+
+
+def test_the_recipe_sets_what_replicas_on_several_hosts_need() -> None:
+    recipe = REPLICAS.partition("```sh\n")[2].partition("```")[0]
+    needed = ("LUCIUS_LEDGER_URL", "LUCIUS_WORKSPACE_ROOT", "LUCIUS_PROTOCOLS_DIR", "LUCIUS_CONFIG", "LUCIUS_API_KEY")
+    assert [name for name in needed if f"{name}=" not in recipe] == []
+
+
+async def test_the_hot_tables_are_vacuumed_early_and_the_page_names_them(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
+    await (await PostgresLedger.open(postgres_url)).close()
+    vacuumed = postgres.query(
+        """
+        SELECT relname FROM pg_class, pg_options_to_table(reloptions)
+        WHERE relnamespace = $1::text::regnamespace AND option_name = 'autovacuum_vacuum_scale_factor'
+        """,
+        postgres_url.rpartition("schema=")[2],
+    )
+    assert {row["relname"] for row in vacuumed} == HOT
+    told = REPLICAS.partition("- **Vacuum.**")[2].partition("\n- **")[0]
+    assert set(re.findall(r"`([a-z]+)`", told)) == HOT
+
+
+async def test_the_secret_of_webhooks_is_found_as_the_page_says(postgres: PostgresServer, postgres_url: str) -> None:
+    ledger = await PostgresLedger.open(postgres_url)
+    try:
+        used = await with_shared_secrets(Settings(ledger_url=postgres_url), ledger.secrets)
+    finally:
+        await ledger.close()
+    (lookup,) = re.findall(r"SELECT value FROM lucius\.secrets WHERE name = '\w+'", " ".join(OPERATIONS.split()))
+    schema = postgres_url.rpartition("schema=")[2]
+    (found,) = postgres.query(lookup.replace("lucius.", f"{schema}."))
+    assert found["value"] == used.webhook_secrets["DEFAULT"]
+    assert found["value"].startswith("whsec_")
