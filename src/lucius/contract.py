@@ -360,16 +360,18 @@ class OutboxRetried(Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
 
 
-class ServiceBacklog(Struct, frozen=True, kw_only=True):
+class ServiceBacklog(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a service has before it: `pending` waits for nothing but a service that takes it, and by lane in `lanes`;
     `unacked` was handed over and not picked up. What a backoff or a pause keeps back is in neither. `oldest_at` is
-    when the oldest that waits was put there."""
+    when the oldest that waits was put there. With `older_possible`, so many tenants wait that not all were asked: there
+    may be older ones."""
 
     service: str
     pending: int
     unacked: int
     lanes: dict[str, int]
     oldest_at: Timestamp | None
+    older_possible: bool = False
 
 
 class BacklogList(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from lucius.core.model import (
     StepStatus,
 )
 from lucius.ports.errors import AlreadyAccepted, LedgerError, LimitReached, VersionConflict
-from lucius.ports.ledger import Drift, JobFilter, PendingQuery, idempotency_token
+from lucius.ports.ledger import MOST_TENANTS, Drift, JobFilter, Oldest, PendingQuery, idempotency_token
 from tests.conformance.builders import (
     PROTOCOL,
     accept,
@@ -503,11 +503,23 @@ class TestPending:
             dispatch("c", created_at=400, service="sis"),
             dispatch("d", created_at=100, service="sis", claimed_at=500),
         )
-        assert await ledger.backlog(8_999) == {"ocr": 300, "sis": 400}
-        assert await ledger.backlog(9_000) == {"ocr": 200, "sis": 400}
-        assert await ledger.backlog(8_999, "ocr") == {"ocr": 300}
-        assert await ledger.backlog(9_000, "ocr") == {"ocr": 200}
+        assert await ledger.backlog(8_999) == {"ocr": Oldest(300), "sis": Oldest(400)}
+        assert await ledger.backlog(9_000) == {"ocr": Oldest(200), "sis": Oldest(400)}
+        assert await ledger.backlog(8_999, "ocr") == {"ocr": Oldest(300)}
+        assert await ledger.backlog(9_000, "ocr") == {"ocr": Oldest(200)}
         assert await ledger.backlog(9_000, "translate") == {}
+
+    @pytest.mark.parametrize("service", ["ocr", None])
+    async def test_a_backlog_of_very_many_tenants_says_that_older_ones_are_possible(
+        self, ledger: FullLedger, service: str | None
+    ) -> None:
+        names = [f"tenant-{n:04}" for n in range(MOST_TENANTS + 1)]
+        rows = [of_tenant(name, 1, created_at=5_000 - n)[0] for n, name in enumerate(names)]
+        await together(ledger, *rows[:9])
+        assert await ledger.backlog(9_000, service) == {"ocr": Oldest(5_000 - 8)}
+        await together(ledger, *rows[9:])
+        found = (await ledger.backlog(9_000, service))["ocr"]
+        assert found.older_possible == (found.at > 5_000 - MOST_TENANTS)
 
     async def test_what_waits_for_its_next_attempt_is_not_old(self, ledger: FullLedger) -> None:
         await ledger.commit(dispatch("a", created_at=300, next_attempt_at=9_000))

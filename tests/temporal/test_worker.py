@@ -2,16 +2,28 @@
 
 import asyncio
 import inspect
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from unittest.mock import create_autospec
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from structlog.testing import capture_logs
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest, RegisterNamespaceRequest
 from temporalio.client import Client
+from temporalio.service import RPCError
 
 from lucius.adapters.expressions import CelTools
+from lucius.engine.temporal import worker as worker_module
 from lucius.engine.temporal.activities import Activities
 from lucius.engine.temporal.client import Address, connect
 from lucius.engine.temporal.worker import TemporalWorker
 from tests.support.temporal import TemporalServer
+
+WITHIN = 30.0
+QUEUE = "of-a-namespace-made-late"
 
 
 class Connecting:
@@ -41,6 +53,42 @@ async def test_whatever_goes_wrong_at_first_is_tried_again(temporal_server: Temp
     assert not worker.running
 
 
+class TestANamespaceThatIsMadeLate:
+    """With the one client that a process has."""
+
+    @pytest.fixture
+    async def client(self, temporal_server: TemporalServer) -> Client:
+        return await connect(Address(target=temporal_server.address, namespace=f"late-{uuid.uuid4().hex[:8]}"))
+
+    async def test_until_it_is_there_all_say_that_it_is_missing(self, client: Client) -> None:
+        missing = f"namespace {client.namespace} does not exist in Temporal"
+        with capture_logs() as logs:
+            async with _working_with(client) as worker:
+                await _until(lambda: len(logs) > 2)
+                assert worker.troubles() == {"temporal": missing}
+        assert {log["reason"] for log in logs} == {missing}
+
+    async def test_then_it_is_worked_for(self, client: Client) -> None:
+        with capture_logs() as logs:
+            async with _working_with(client):
+                await _until(lambda: len(logs) > 1)
+                await _make_namespace(client)
+                async with asyncio.timeout(WITHIN):
+                    while not await _polled(client):  # noqa: ASYNC110 - it happens at the server
+                        await asyncio.sleep(0.1)
+
+    async def test_who_found_out_too_late_does_not_stand_in_the_way_of_the_next_try(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As if it went between the question and the start: the SDK then keeps what it could not start."""
+        monkeypatch.setattr(worker_module, "_ask", create_autospec(worker_module._ask))
+        with capture_logs() as logs:
+            async with _working_with(client):
+                await _until(lambda: len(logs) > 2)
+        for log in logs:
+            assert f"Namespace {client.namespace} was not found" in log["reason"]
+
+
 async def test_it_does_not_read_all_modules_before_it_works(
     temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +112,39 @@ async def test_one_that_never_was_connected_stops_at_once() -> None:
     async with asyncio.timeout(2):
         await worker.stop(60)
     assert not worker.running
+
+
+@asynccontextmanager
+async def _working_with(client: Client) -> AsyncIterator[TemporalWorker]:
+    async def the_same() -> Client:
+        return client
+
+    worker = TemporalWorker(the_same, QUEUE, _activities(), CelTools())
+    await worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop(5)
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN):
+        while not true():  # noqa: ASYNC110 - it happens in a thread of the SDK, too
+            await asyncio.sleep(0.01)
+
+
+async def _make_namespace(client: Client) -> None:
+    kept = Duration(seconds=86_400)
+    made = RegisterNamespaceRequest(namespace=client.namespace, workflow_execution_retention_period=kept)
+    await client.workflow_service.register_namespace(made)
+
+
+async def _polled(client: Client) -> bool:
+    asked = DescribeTaskQueueRequest(namespace=client.namespace, task_queue=TaskQueue(name=QUEUE))
+    try:
+        return bool((await client.workflow_service.describe_task_queue(asked)).pollers)
+    except RPCError:  # it takes a while until all parts of the server know of it
+        return False
 
 
 def _activities() -> Activities:

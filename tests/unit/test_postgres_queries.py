@@ -25,7 +25,7 @@ from lucius.core.model import (
     StepStatus,
 )
 from lucius.ports.errors import LedgerCorrupt, VersionConflict
-from lucius.ports.ledger import Drift, JobFilter, PendingQuery, ReviewFilter, StoredEvent
+from lucius.ports.ledger import MOST_TENANTS, Drift, JobFilter, Oldest, PendingQuery, ReviewFilter, StoredEvent
 from lucius.service.audit import verify
 from tests.conformance.builders import PROTOCOL, accept, dispatch, ended, row, step, then
 from tests.conformance.test_ledger import together
@@ -192,6 +192,7 @@ def explained(server: PostgresServer) -> Iterator[list[dict[str, Any]]]:
         "auto_explain.log_nested_statements": "on",
         "auto_explain.log_analyze": "on",
         "auto_explain.log_timing": "off",
+        "auto_explain.log_buffers": "on",
         "auto_explain.log_format": "json",
     }
     start = server.log.stat().st_size
@@ -212,9 +213,40 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(part)
 
 
+def buffers(plan: dict[str, Any]) -> int:
+    """Pages that were looked at: also those with entries of an index that were passed over, which no row counts."""
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
 def touched(node: dict[str, Any]) -> int:
     each = node["Actual Rows"] + node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
     return int(each * node["Actual Loops"])
+
+
+async def crowd(url: str, service: str, tenant: str, n: int, later: str = "NULL") -> None:
+    """So many rows. What says of which service and tenant each is, and when it comes, may depend on `n`, its number."""
+    statement = f"""
+        INSERT INTO outbox (job, outbox_id, seq, job_id, tenant_id, step_id, attempt_no, lease_id, service, topic,
+                            lane, created_at, next_attempt_at)
+        SELECT n, n, n, n, {tenant}, 's', 1, 'l', {service}, 't', 0, n, {later} FROM generate_series(1, $1::int) AS n
+    """
+    database = Database(url, 1)
+    await database.open()
+    await database.rows(statement, n)
+    await database.close()
+
+
+async def backlogs(
+    server: PostgresServer, url: str, service: str | None
+) -> tuple[list[dict[str, Oldest]], list[dict[str, Any]]]:
+    """As asked often enough to be planned both for its values and for any, and how each was found."""
+    with explained(server) as plans:
+        ledger = await PostgresLedger.open(url)
+        asked = [await ledger.backlog(5_000, service) for _ in range(TIMES)]
+        await ledger.close()
+    found = [plan["Plan"] for plan in plans if "older_possible" in plan["Query Text"]]
+    assert len(found) == TIMES
+    return asked, found
 
 
 def past() -> list[tuple[Any, ...]]:
@@ -360,25 +392,35 @@ class TestCosts:
     async def test_a_services_backlog_is_told_without_a_look_at_the_others(
         self, postgres: PostgresServer, postgres_url: str
     ) -> None:
-        crowd = """
-            INSERT INTO outbox (job, outbox_id, seq, job_id, tenant_id, step_id, attempt_no, lease_id, service, topic,
-                                lane, created_at, next_attempt_at)
-            SELECT n, n, n, n, 'tenant-' || n, 's', 1, 'l', CASE n % 2 WHEN 0 THEN 'a' ELSE 'z' || n END, 't', 0, n,
-                   CASE n % 4 WHEN 1 THEN 1 END FROM generate_series(1, 4 * $1) AS n
-        """
-        database = Database(postgres_url, 1)
-        await database.open()
-        await database.rows(crowd, MANY)
-        await database.close()
-        with explained(postgres) as plans:
-            ledger = await PostgresLedger.open(postgres_url)
-            await ledger.commit(dispatch("j1", created_at=7))
-            asked = [await ledger.backlog(5_000, "ocr") for _ in range(TIMES)]
-            await ledger.close()
-        assert asked == [{"ocr": 7}] * TIMES
-        found = [plan["Plan"] for plan in plans if "RECURSIVE ready" in plan["Query Text"]]
-        assert len(found) == TIMES
+        services, later = "CASE n % 2 WHEN 0 THEN 'a' ELSE 'z' || n END", "CASE n % 4 WHEN 1 THEN 1 END"
+        await crowd(postgres_url, services, "'tenant-' || n", 4 * MANY, later)
+        ledger = await PostgresLedger.open(postgres_url)
+        await ledger.commit(dispatch("j1", created_at=7))
+        await ledger.close()
+        asked, found = await backlogs(postgres, postgres_url, "ocr")
+        assert asked == [{"ocr": Oldest(7)}] * TIMES
         assert max(touched(node) for plan in found for node in nodes(plan)) <= 2
+
+    @pytest.mark.parametrize("service", ["ocr", None])
+    async def test_nor_at_more_than_so_many_tenants_of_its_own(
+        self, postgres: PostgresServer, postgres_url: str, service: str | None
+    ) -> None:
+        """And it says so. A hop is a way down one index, and a row."""
+        await crowd(postgres_url, "'ocr'", "'tenant-' || 9999 - n", 4 * MOST_TENANTS)
+        asked, found = await backlogs(postgres, postgres_url, service)
+        assert max(map(buffers, found)) < 5 * MOST_TENANTS
+        assert max(touched(node) for plan in found for node in nodes(plan)) <= MOST_TENANTS
+        newest_first = 3 * MOST_TENANTS + 1
+        assert asked == [{"ocr": Oldest(newest_first, older_possible=True)}] * TIMES
+
+    @pytest.mark.parametrize("service", ["ocr", None])
+    async def test_nor_at_the_rows_behind_each_tenants_first(
+        self, postgres: PostgresServer, postgres_url: str, service: str | None
+    ) -> None:
+        await crowd(postgres_url, "'ocr'", "'tenant-' || n % 3", FINISHED // 2)
+        asked, found = await backlogs(postgres, postgres_url, service)
+        assert asked == [{"ocr": Oldest(1)}] * TIMES
+        assert max(map(buffers, found)) < 50
 
     @pytest.mark.parametrize(
         "where", [JobFilter(), JobFilter(tenants=frozenset({"acme"})), JobFilter(request_type="OCR")]

@@ -32,6 +32,7 @@ from lucius.ports.ledger import (
     IdempotencyRow,
     JobFilter,
     JobPage,
+    Oldest,
     PendingQuery,
     ReviewFilter,
     ReviewGroup,
@@ -253,12 +254,12 @@ class MemoryLedger(GroupCommit, MemoryVersions, MemoryInbox):
     async def open_reviews(self) -> dict[str, int]:
         return self._reviews.open()
 
-    async def backlog(self, now: Instant, service: str | None = None) -> dict[str, Instant]:
+    async def backlog(self, now: Instant, service: str | None = None) -> dict[str, Oldest]:
         oldest: dict[str, Instant] = {}
         for row in (row for _, rows in self._pending.takers(service, frozenset()) for row in rows.values()):
             if row.claimed_at is None and (row.next_attempt_at is None or row.next_attempt_at <= now):
                 oldest[row.service] = min(row.created_at, oldest.get(row.service, row.created_at))
-        return oldest
+        return {name: Oldest(at) for name, at in oldest.items()}
 
 
 def _is_claimed(row: OutboxRow) -> bool:

@@ -155,7 +155,7 @@ class Metrics:
         self._set_backlog(counters)
         for kind in ReviewKind:
             self.open_reviews.labels(kind).set(reviews.get(kind, 0))
-        self.oldest.set(max(0, now - min(backlog.values(), default=now)) / 1000)
+        self.oldest.set(max(0, now - min((oldest.at for oldest in backlog.values()), default=now)) / 1000)
         return generate_latest(self.registry)
 
     def _set_backlog(self, counters: dict[str, int]) -> None:

@@ -131,6 +131,19 @@ class StoredAttempt(Struct, frozen=True):
     ended: EndedAttempt | None
 
 
+MOST_TENANTS = 1_000
+"""How many of a service's tenants are asked for their oldest row: the figures of autoscalers must not cost more, the
+more there are."""
+
+
+class Oldest(Struct, frozen=True):
+    """When the oldest of a service's waiting rows was written, as far as was looked: `older_possible` if as many
+    tenants wait as are asked, or more."""
+
+    at: Instant
+    older_possible: bool = False
+
+
 class Reader(Protocol):
     """Lists, history and counts, for API, console and metrics. Never changes anything."""
 
@@ -159,9 +172,9 @@ class Reader(Protocol):
         """Those of these names that are not 0, as counted by the commits. A name that ends in `/` stands for all that
         begin with it, and an empty one for all there are: of the tenants there may be very many."""
 
-    async def backlog(self, now: Instant, service: str | None = None) -> dict[str, Instant]:
+    async def backlog(self, now: Instant, service: str | None = None) -> dict[str, Oldest]:
         """The services with rows that wait for nothing but their turn, and when the oldest of each was written. Of one
-        service, if it is named."""
+        service, if it is named. What it costs has a bound for each service, however much waits."""
 
 
 class ReviewFilter(Struct, frozen=True, kw_only=True):

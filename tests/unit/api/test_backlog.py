@@ -1,6 +1,9 @@
 """What autoscalers ask for: how much waits for a service, by lane."""
 
+import pytest
+
 from lucius.ports.config import ApiKey, Scope
+from lucius.ports.ledger import Oldest
 from lucius.service.auth import hash_key
 from tests.support.api import Api
 
@@ -44,6 +47,17 @@ async def test_a_service_with_nothing_to_do_has_a_backlog_of_nothing(api: Api) -
     nothing = {"service": "ocr", "pending": 0, "unacked": 0, "lanes": {}, "oldest_at": None}
     assert (await api.get("/v1/services/ocr/backlog")).ok() == nothing
     assert (await api.get("/v1/backlog")).ok() == {"services": []}
+
+
+async def test_where_not_all_tenants_were_asked_the_answer_says_so(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def backlog(now: int, service: str | None = None) -> dict[str, Oldest]:
+        return {"ocr": Oldest(now, older_possible=True)}
+
+    await api.submit()
+    assert "older_possible" not in (await api.get("/v1/services/ocr/backlog")).ok()
+    monkeypatch.setattr(api.runtime.store, "backlog", backlog)
+    assert (await api.get("/v1/services/ocr/backlog")).ok()["older_possible"] is True
+    assert (await api.get("/v1/backlog")).ok()["services"][0]["older_possible"] is True
 
 
 async def test_what_is_paused_waits_for_no_service(api: Api) -> None:

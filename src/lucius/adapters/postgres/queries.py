@@ -19,7 +19,7 @@ from lucius.core.counters import is_family
 from lucius.core.decision import EndedAttempt, JobView
 from lucius.core.model import Event, Instant, Quarantined, Step
 from lucius.core.protocol import Protocol
-from lucius.ports.ledger import Drift, JobFilter, JobPage, StoredAttempt, StoredEvent
+from lucius.ports.ledger import MOST_TENANTS, Drift, JobFilter, JobPage, Oldest, StoredAttempt, StoredEvent
 
 DRIFT_WINDOW = 2_000
 """How many live jobs one call of `drifted` looks at; the next goes on where this one stopped."""
@@ -58,39 +58,49 @@ _COUNTERS = """
         SELECT name, value FROM counters WHERE name >= first AND name < beyond AND value <> 0 OFFSET 0
     ) AS of_family
 """
-# The first of each tenant's queue, by hopping along the index, and of what backs off at each service the first to come.
-_OLDEST = """
-    WITH RECURSIVE ready AS (
-        (
-            SELECT service, tenant_id, created_at FROM outbox
-            WHERE next_attempt_at IS NULL AND claimed_at IS NULL {of} ORDER BY service, tenant_id, seq LIMIT 1
+_READY = "next_attempt_at IS NULL AND claimed_at IS NULL"
+_LATER = "next_attempt_at IS NOT NULL AND claimed_at IS NULL"
+# The first of each tenant's queue, by hopping along the index, and of what backs off the first to come. A hop says of
+# its service that it is the same, not that the pair is greater: else PostgreSQL begins each at the first tenant.
+_OLDEST = f"""
+    SELECT service, least(ready.oldest, later.created_at) AS oldest, ready.tenants >= {MOST_TENANTS} AS older_possible
+    FROM asked CROSS JOIN LATERAL (
+        WITH RECURSIVE first AS (
+            (
+                SELECT tenant_id, created_at, 1 AS hop FROM outbox
+                WHERE {_READY} AND service = asked.service ORDER BY service, tenant_id, seq LIMIT 1
+            )
+            UNION ALL
+            SELECT next.*, first.hop + 1 FROM first CROSS JOIN LATERAL (
+                SELECT tenant_id, created_at FROM outbox
+                WHERE {_READY} AND service = asked.service AND tenant_id > first.tenant_id
+                ORDER BY service, tenant_id, seq LIMIT 1
+            ) AS next WHERE first.hop < {MOST_TENANTS}
         )
-        UNION ALL
-        SELECT next.* FROM ready CROSS JOIN LATERAL (
-            SELECT service, tenant_id, created_at FROM outbox
-            WHERE next_attempt_at IS NULL AND claimed_at IS NULL
-            AND (service, tenant_id) > (ready.service, ready.tenant_id) {of}
-            ORDER BY service, tenant_id, seq LIMIT 1
-        ) AS next
-    ), later AS (
-        (
-            SELECT service, next_attempt_at, created_at FROM outbox
-            WHERE next_attempt_at IS NOT NULL AND claimed_at IS NULL {of} ORDER BY service, next_attempt_at, seq LIMIT 1
-        )
-        UNION ALL
-        SELECT next.* FROM later CROSS JOIN LATERAL (
-            SELECT service, next_attempt_at, created_at FROM outbox
-            WHERE next_attempt_at IS NOT NULL AND claimed_at IS NULL
-            AND service > later.service {of} ORDER BY service, next_attempt_at, seq LIMIT 1
-        ) AS next
-    )
-    SELECT service, min(created_at) AS oldest FROM (
-        SELECT service, created_at FROM ready
-        UNION ALL
-        SELECT service, created_at FROM later WHERE next_attempt_at <= $1
-    ) AS found GROUP BY service
+        SELECT min(created_at) AS oldest, count(*) AS tenants FROM first
+    ) AS ready LEFT JOIN LATERAL (
+        SELECT created_at FROM outbox WHERE {_LATER} AND service = asked.service AND next_attempt_at <= $1
+        ORDER BY service, next_attempt_at, seq LIMIT 1
+    ) AS later ON true
+    WHERE ready.tenants > 0 OR later.created_at IS NOT NULL
 """
-_OLDEST_OF_ALL, _OLDEST_OF_ONE = _OLDEST.format(of=""), _OLDEST.format(of="AND service = $2")
+_OLDEST_OF_ONE = f"""WITH asked AS (SELECT $2::text COLLATE "C" AS service) {_OLDEST}"""
+_SERVICES = """
+    (SELECT service FROM outbox WHERE {which} ORDER BY {order} LIMIT 1)
+    UNION ALL
+    SELECT next.* FROM {name} CROSS JOIN LATERAL (
+        SELECT service FROM outbox WHERE {which} AND service > {name}.service ORDER BY {order} LIMIT 1
+    ) AS next
+"""
+_OLDEST_OF_ALL = f"""
+    WITH RECURSIVE are_ready AS (
+        {_SERVICES.format(name="are_ready", which=_READY, order="service, tenant_id, seq")}
+    ), come_later AS (
+        {_SERVICES.format(name="come_later", which=_LATER, order="service, next_attempt_at, seq")}
+    ), asked AS (
+        SELECT service FROM are_ready UNION SELECT service FROM come_later
+    ) {_OLDEST}
+"""
 
 # One snapshot, so a job that is being moved on can't look lost. The last column says how far the window reaches.
 _DRIFTED = f"""
@@ -173,9 +183,10 @@ class PostgresReader:
         found = await self._database.rows(_COUNTERS, single, families, beyond)
         return {row["name"]: row["value"] for row in found}
 
-    async def backlog(self, now: Instant, service: str | None = None) -> dict[str, Instant]:
+    async def backlog(self, now: Instant, service: str | None = None) -> dict[str, Oldest]:
         asked = (_OLDEST_OF_ALL, now) if service is None else (_OLDEST_OF_ONE, now, service)
-        return {row["service"]: row["oldest"] for row in await self._database.rows(*asked)}
+        found = await self._database.rows(*asked)
+        return {row["service"]: Oldest(row["oldest"], row["older_possible"]) for row in found}
 
     async def drifted(self, limit: int) -> list[Drift]:
         found = await self._database.rows(_DRIFTED, self._drift_after, limit)

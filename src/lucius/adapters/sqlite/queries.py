@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain, groupby, product
+from itertools import chain, groupby, islice, product
 from typing import Any
 
 from lucius.adapters import rows
@@ -12,7 +12,7 @@ from lucius.adapters.sqlite.store import Store
 from lucius.core.counters import picked
 from lucius.core.decision import EndedAttempt, JobView
 from lucius.core.model import BlockedReason, Event, Instant, Job, JobStatus, Millis, Quarantined
-from lucius.ports.ledger import Drift, JobFilter, JobPage, StoredAttempt, StoredEvent
+from lucius.ports.ledger import MOST_TENANTS, Drift, JobFilter, JobPage, Oldest, StoredAttempt, StoredEvent
 
 DRIFT_WINDOW = 2_000
 """How many candidates one call of `drifted` looks at. In an outage every waiting job is one; the next call goes on
@@ -125,16 +125,19 @@ class SqliteReader:
     async def counters(self, *names: str) -> dict[str, int]:
         return picked(self._mirror.counters, names)
 
-    async def backlog(self, now: Instant, service: str | None = None) -> dict[str, Instant]:
-        """A probe for each tenant of a service, and none for their rows."""
-        ready, later = (waiting.takers(service, frozenset()) for waiting in (self._mirror.ready, self._mirror.later))
-        found = [(taker, self._store.row(OLDEST_AT_ONCE, taker)) for taker, _ in ready]
-        found += [(taker, self._store.row(OLDEST_BY_NOW, (*taker, now))) for taker, _ in later]
-        oldest: dict[str, Instant] = {}
-        for taker, row in found:
-            if row is not None:
-                oldest[taker.service] = min(row[0], oldest.get(taker.service, row[0]))
-        return oldest
+    async def backlog(self, now: Instant, service: str | None = None) -> dict[str, Oldest]:
+        names = self._mirror.services if service is None else [service]
+        found = ((name, self._oldest(name, now)) for name in names)
+        return {name: oldest for name, oldest in found if oldest is not None}
+
+    def _oldest(self, service: str, now: Instant) -> Oldest | None:
+        """A probe for each tenant, up to so many, and none for their rows."""
+        waiting = (self._mirror.ready, self._mirror.later)
+        ready, later = ([taker for taker, _ in islice(some.takers(service, ()), MOST_TENANTS)] for some in waiting)
+        found = [self._store.row(OLDEST_AT_ONCE, taker) for taker in ready]
+        found += [self._store.row(OLDEST_BY_NOW, (*taker, now)) for taker in later]
+        written = [row[0] for row in found if row is not None]
+        return Oldest(min(written), max(len(ready), len(later)) >= MOST_TENANTS) if written else None
 
 
 def listing(

@@ -4,7 +4,7 @@ What is heard is first put into the ledger's inbox: whoever comes after us tells
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -54,6 +54,8 @@ CLAIM_MS: Millis = 30_000  # more than it takes to publish
 MOST_UNREAD, MOST_PAGES = 200, 500
 MOST_REMEMBERED = MOST_UNREAD * MOST_PAGES  # fewer would be forgotten before they are asked for again
 MOST_NAMED, MOST_STARTS = 20, 3
+MOST_COMPARED = 5_000
+"""Workflows that one look compares with the ledger, each by a read of its own; the next look goes on behind them."""
 LONGEST_PAUSE_MS: Millis = 300_000
 
 Reviving = Retry | Skip | Compensate | Adopt
@@ -113,6 +115,7 @@ class TemporalJobs(Jobs):
         self._counters: dict[str, tuple[Instant, int]] = {}
         self._told, self._looked, self._asked = Repeats(), Repeats(), Repeats(first_ms=60_000)
         self._handed_over: dict[str, list[Happened]] = {}
+        self._running: AsyncIterator[str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def create(self, inputs: Sequence[Input]) -> Decision:
@@ -182,10 +185,11 @@ class TemporalJobs(Jobs):
     async def compare_all(self) -> int:
         """Workflows that run though the ledger does not know their jobs, or takes them for ended, are told to look.
 
-        What the ledger takes for alive and nobody minds is found by its clock, or by the lack of one.
+        What the ledger takes for alive and nobody minds is found by its clock, or by the lack of one. Where very many
+        run, it takes several looks to get round.
         """
         told: list[str] = []
-        async for job_id in self._workflows.running():
+        async for job_id in self._next_running():
             view = await self._ledger.load(job_id, fresh=True)
             if view is None or not view.job.live:
                 with suppress(NoWorkflow):  # it has just ended, as the ledger says
@@ -199,6 +203,16 @@ class TemporalJobs(Jobs):
                 job_ids=told[:MOST_NAMED],
             )
         return len(told)
+
+    async def _next_running(self) -> AsyncIterator[str]:
+        """From the first again if there are no more, or if the last look came to nothing."""
+        running, self._running = self._running or self._workflows.running(), None
+        for _ in range(MOST_COMPARED):
+            job_id = await anext(running, None)
+            if job_id is None:
+                return
+            yield job_id
+        self._running = running
 
     def _repaired(self, what: str, job: Job) -> None:
         self._on_repair("workflow")

@@ -10,7 +10,7 @@ import structlog
 from msgspec import Struct
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import PollerBehaviorAutoscaling, Worker
 from temporalio.worker.workflow_sandbox import SandboxRestrictions
 from temporalio.workflow import NondeterminismError
@@ -29,6 +29,10 @@ FIRST_BACKOFF, MAX_BACKOFF = 0.2, 10.0
 LOOK_SECONDS, ANSWERS_WITHIN = 1.0, timedelta(seconds=2)
 AWAY = "Temporal does not answer: the log says why"  # the reason names hosts, and anyone may ask for our troubles
 PASSED_THROUGH = ("lucius", "msgspec", "cel_expr_python", "jsonschema_rs", "structlog", "rfc8785")
+
+
+class NoNamespace(RuntimeError):
+    """Temporal answers, and does not know ours. Its name is no secret."""
 
 
 class Slots(Struct, frozen=True, kw_only=True):
@@ -83,11 +87,16 @@ class TemporalWorker:
         while not self._stopping.is_set():
             try:
                 client = await self._connect()
-                async with self._worker(client):
-                    self._polls, backoff = True, FIRST_BACKOFF
-                    await self._watch(client)
+                await _ask(client)  # the SDK only finds out when it has begun, and says it in a page
+                worker = self._worker(client)
+                try:
+                    async with worker:
+                        self._polls, backoff = True, FIRST_BACKOFF
+                        await self._watch(client)
+                finally:
+                    _let_go(worker)
             except Exception as error:  # whatever it is: who gave up would never work again
-                self._polls, self._trouble = False, AWAY
+                self._polls, self._trouble = False, _in_public(error)
                 unheard_of = not isinstance(error, RPCError | RuntimeError | OSError)
                 log.warning(
                     "can't work for Temporal, will try again", reason=str(error), seconds=backoff, exc_info=unheard_of
@@ -98,10 +107,14 @@ class TemporalWorker:
     async def _watch(self, client: Client) -> None:
         """Until told to stop. The SDK polls for ever and does not say that nobody answers: so we ask."""
         while not self._stopping.is_set():
-            reason = await _why_not(client)
-            if reason and not self._trouble:
-                log.warning("Temporal does not answer", reason=reason)
-            self._trouble = AWAY if reason else ""
+            trouble = ""
+            try:
+                await _ask(client)
+            except (RPCError, NoNamespace) as error:
+                trouble = _in_public(error)
+                if not self._trouble:
+                    log.warning("nothing comes from Temporal", reason=str(error))
+            self._trouble = trouble
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._stopping.wait()
@@ -138,11 +151,23 @@ class TemporalWorker:
         )
 
 
-async def _why_not(client: Client) -> str:
-    """Why nothing comes from Temporal; empty if it is there, and our namespace in it."""
+async def _ask(client: Client) -> None:
+    """Whether Temporal is there, and our namespace in it. Raises RPCError or NoNamespace if not."""
     asked = DescribeNamespaceRequest(namespace=client.namespace)
     try:
         await client.workflow_service.describe_namespace(asked, timeout=ANSWERS_WITHIN)
     except RPCError as error:
-        return error.message
-    return ""
+        if error.status is RPCStatusCode.NOT_FOUND:
+            raise NoNamespace(f"namespace {client.namespace} does not exist in Temporal") from error
+        raise
+
+
+def _let_go(worker: Worker) -> None:
+    """One that failed to start is left by the SDK on the client's list, which takes no other of the same task queue.
+    One that did start has been taken off, and has nothing more to be told."""
+    with suppress(AttributeError):
+        worker._bridge_worker.initiate_shutdown()
+
+
+def _in_public(error: Exception) -> str:
+    return str(error) if isinstance(error, NoNamespace) else AWAY
