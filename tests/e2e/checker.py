@@ -37,7 +37,7 @@ CLOCKS_AGREE_MS = 250
 SERVED = {"task", "external_call", "notify"}
 """Kinds of steps that are handed over to somebody, who reports what became of them."""
 BEGINS = {"STEP_STARTED", "APPROVAL_REQUESTED", "STEP_WAITING"}
-"""The events with which a map, an approval and a wait begin."""
+"""The events with which maps, branches, approvals and waits begin. A decision is made as soon as it begins."""
 CALLBACKS = {"CALLBACK_ACK", "CALLBACK_HEARTBEAT", "CALLBACK_RESULT"}
 
 
@@ -272,7 +272,7 @@ def _story(job: Job) -> Iterator[str]:
 def _steps(job: Job) -> Iterator[str]:
     active = set(job.head.get("active", ()))
     at_work = {name for name, step in job.steps.items() if step.status in AT_WORK}
-    active |= {scope["container"] for scope in job.head.get("scopes", ())}  # maps, which are at work by their items
+    active |= {scope["container"] for scope in job.head.get("scopes", ())}  # at work by what is in them
     if job.live and active != at_work:
         yield f"its head names {sorted(active)} as at work, its steps {sorted(at_work)}"
     if not job.live and at_work:
@@ -338,7 +338,7 @@ def _own_steps(job: Job) -> Iterator[str]:
             events[event["step_id"]][event["type"]] += 1
     for name, step in job.steps.items():
         told = events[name]
-        begun = sum(told[begins] for begins in BEGINS)
+        begun = told["STEP_SUCCEEDED"] if step.kind == "decision" else sum(told[begins] for begins in BEGINS)
         if step.kind not in SERVED and begun != step.current["attempt_no"]:
             yield f"step {name} began {begun} times, and is in attempt {step.current['attempt_no']}"
         if told["STEP_SUCCEEDED"] != (step.status == "SUCCEEDED"):

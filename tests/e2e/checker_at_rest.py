@@ -29,6 +29,8 @@ class Histories:
     """Processes that were ended or frozen by force, and when."""
     filed: dict[str, tuple[str, str]]
     """Of whoever was called from outside: by idempotency key the job, and the receipt that it was given."""
+    told: set[str]
+    """Jobs that somebody outside was told of."""
 
 
 def lines(paths: Iterable[Path]) -> list[Json]:
@@ -52,7 +54,8 @@ def at_rest(ledger: Ledger, said: Histories) -> list[str]:
     tokens = {entry["token"]: entry for entry in said.finished}
     for job in ledger.jobs.values():
         found += [f"{job.job_id}: {what}" for what in _made_by(job, executed, tokens)]
-        found += [f"{job.job_id}: {what}" for what in (*_maps(job), *_calls(job, said.filed))]
+        outside = (*_calls(job, said.filed), *_notices(job, said.told))
+        found += [f"{job.job_id}: {what}" for what in (*_maps(job), *_ways(job), *outside)]
     called = {key: job.job_id for job in ledger.jobs.values() for key in _keys_of_calls(job)}
     strays = [(key, job_id) for key, (job_id, _) in said.filed.items() if called.get(key) != job_id]
     found += [f"{job_id}: {key} was filed for it, which is no call of it" for key, job_id in strays]
@@ -163,6 +166,24 @@ def _calls(job: Job, filed: dict[str, tuple[str, str]]) -> Iterator[str]:
             told = (job.job_id, step.body["result"]["receipt"])
             if filed.get(step.body["idempotency_key"]) != told:
                 yield f"step {name}: nobody gave it the receipt {told[1]}"
+
+
+def _notices(job: Job, told: set[str]) -> Iterator[str]:
+    for name, step in job.steps.items():
+        if step.kind == "notify" and step.status == "SUCCEEDED" and job.job_id not in told:
+            yield f"step {name}: nobody was told"
+
+
+def _ways(job: Job) -> Iterator[str]:
+    """Somebody had to agree if, and only if, there were two pages or more. Both branches were gone before."""
+    if "thick" not in job.steps or job.status != "SUCCEEDED":
+        return
+    asked = "agree" in job.steps and job.steps["agree"].status == "SUCCEEDED"
+    if asked != (len(job.command["payload"]["pages"]) >= 2):
+        yield f"it took the wrong way: asked somebody {asked}"
+    for name in ("vectors", "breath", "both"):
+        if name not in job.steps or job.steps[name].status != "SUCCEEDED":
+            yield f"step {name} did not succeed, and the job did"
 
 
 def _attempt(entry: Json) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""A pipeline for the storm with a map, an approval, a call and waits; and the office outside that it calls."""
+"""A pipeline for the storm with every kind of step, and the office outside that it calls and tells."""
 
 import random
 import secrets
@@ -16,6 +16,7 @@ REFUSES = 0.03
 def write_protocol(folder: Path, office_url: str) -> None:
     folder.mkdir(parents=True)
     call = {"url": f"{office_url}/filed", "body": {"job": "${job.id}"}}
+    told = {"url": f"{office_url}/told", "type": "dossier.filed", "data": {"job": "${job.id}"}}
     document = {
         "protocol_id": "dossier",
         "version": 1,
@@ -31,11 +32,27 @@ def write_protocol(folder: Path, office_url: str) -> None:
                     "steps": [{"step_id": "page", "step_type": "OCR", "service": "ocr"}],
                 },
             },
+            {
+                "step_id": "both",
+                "kind": "parallel",
+                "parallel": {
+                    "branches": {
+                        "left": [{"step_id": "vectors", "step_type": "EMBEDDING", "service": "embedding"}],
+                        "right": [{"step_id": "breath", "kind": "wait", "wait": {"duration_ms": 20}}],
+                    }
+                },
+            },
+            {
+                "step_id": "thick",
+                "kind": "decision",
+                "decision": {"choices": [{"when": "size(input.pages) > 1", "then": "agree"}], "otherwise": CALL},
+            },
             {"step_id": "agree", "kind": "human_approval", "human_approval": {"approvers": ["dev"]}},
             # A short timeout: whoever is killed while it calls keeps the step for that long and some seconds more.
             {"step_id": CALL, "kind": "external_call", "external_call": call, "timeout_ms": 1_000},
             {"step_id": "signed", "kind": "wait", "wait": {"signal": "signed"}},
             {"step_id": "rest", "kind": "wait", "wait": {"duration_ms": 50}},
+            {"step_id": "tell", "kind": "notify", "notify": told, "timeout_ms": 1_000},
             {"step_id": "sis", "step_type": "SIS", "service": "sis"},
         ],
     }
@@ -55,11 +72,14 @@ class Office:
         self._runner: web.AppRunner | None = None
         self.filed: dict[str, tuple[str, str]] = {}
         """By idempotency key: the job that it was for, and the receipt."""
+        self.told: set[str] = set()
+        """The jobs that it has heard of."""
         self.calls = 0
 
     async def open(self) -> None:
         app = web.Application()
         app.router.add_post("/filed", self._file)
+        app.router.add_post("/told", self._hear)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
@@ -75,3 +95,10 @@ class Office:
         job_id = (await request.json())["job"]
         receipt = self.filed.setdefault(request.headers["Idempotency-Key"], (job_id, secrets.token_hex(8)))
         return web.json_response({"receipt": receipt[1]})
+
+    async def _hear(self, request: web.Request) -> web.Response:
+        self.calls += 1
+        if random.random() < REFUSES:
+            return web.json_response({"detail": "not this time"}, status=500)
+        self.told.add((await request.json())["data"]["job"])
+        return web.Response(status=204)

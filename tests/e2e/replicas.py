@@ -35,6 +35,7 @@ SETTINGS = {
 }
 TENANTS = ("acme", "globex", "initech", "umbrella")
 TASKS_ONLY = ("OCR_EMBEDDING_SIS", "OCR_EMBEDDING_SIS", "OCR_EMBEDDING", "EMBEDDING_SIS", "OCR")
+DOSSIER_EVERY = 6
 SLOWEST_STEP = 0.3
 NOT_NOW = frozenset({408, 429, 502, 503, 504})
 PATIENCE = 120.0
@@ -160,6 +161,7 @@ class Cluster:
             finished=lines(diaries.glob("*/finished.jsonl")),
             killed=self.stopped_by_force,
             filed=self.office.filed,
+            told=self.office.told,
         )
 
 
@@ -169,8 +171,8 @@ class Order:
     def __init__(self, number: int, chance: random.Random) -> None:
         self.number = number
         self.key = f"key-{number}" if chance.random() < 0.7 else None
-        request_type = chance.choice((*TASKS_ONLY, dossier.REQUEST_TYPE))
-        self.is_dossier = request_type == dossier.REQUEST_TYPE
+        self.is_dossier = number % DOSSIER_EVERY == 0
+        request_type = dossier.REQUEST_TYPE if self.is_dossier else chance.choice(TASKS_ONLY)
         self.cancel = chance.random() < (CANCELS * 3 if self.is_dossier else CANCELS)
         self.cancel_in = chance.choice((None, "APPROVAL", "SIGNAL")) if self.is_dossier else None
         """What it waits for when it is cancelled; at once if that is nothing."""
@@ -183,7 +185,8 @@ class Order:
             "schema_version": "v1",
         }
         if self.is_dossier:
-            self.command["payload"] = {"pages": list(range(chance.randint(0, dossier.MOST_PAGES)))}
+            pages = number // DOSSIER_EVERY % (dossier.MOST_PAGES + 1)  # of every thickness, however few there are
+            self.command["payload"] = {"pages": list(range(pages))}
         elif not self.command["request_type"].endswith("SIS"):
             self.command["payload"] = {}
         if chance.random() < 0.4:

@@ -84,7 +84,7 @@ def test_a_good_ledger_has_nothing_wrong_with_it(good: Good) -> None:
     assert good.found_amid() == []
     assert good.found_at_the_end() == []
     assert len(good.end["jobs"]) == ORDERS
-    kinds = {"task", "map", "human_approval", "external_call", "wait"}
+    kinds = {"task", "map", "parallel", "decision", "human_approval", "external_call", "wait", "notify"}
     assert {json.loads(row["body"])["kind"] for row in good.end["steps"]} == kinds
     assert {row["name"].partition("/")[0] for row in good.amid["counters"] if row["value"]} >= {"jobs", "pending"}
 
@@ -288,6 +288,31 @@ def call_nobody(good: Good) -> None:
     good.said.filed.clear()
 
 
+def tell_nobody(good: Good) -> None:
+    good.said.told.clear()
+
+
+def take_the_wrong_way(good: Good) -> None:
+    """A dossier for which somebody had to agree had fewer pages."""
+    ended = {row["id"] for row in good.end["done"] if row["status"] == "SUCCEEDED"}
+    row = next(row for row in good.end["steps"] if _succeeded(row, "human_approval") and row["job"] in ended)
+    job = next(job for job in good.end["jobs"] if job["id"] == row["job"])
+    job["command"] = json.dumps(json.loads(job["command"]) | {"payload": {"pages": [0]}})
+
+
+def leave_out_a_branch(good: Good) -> None:
+    ended = {row["id"] for row in good.end["done"] if row["status"] == "SUCCEEDED"}
+    row = next(row for row in good.end["steps"] if row["step_id"] == "breath" and row["job"] in ended)
+    row["status"] = "SKIPPED"
+
+
+def decide_twice(good: Good) -> None:
+    row = next(row for row in good.end["steps"] if _succeeded(row, "decision"))
+    body = json.loads(row["body"])
+    body["attempt"]["attempt_no"] = 2
+    row["body"] = json.dumps(body)
+
+
 def file_for_a_step_that_is_not_there(good: Good) -> None:
     good.said.filed["of-nobody"] = ("j", "receipt")
 
@@ -352,6 +377,10 @@ SPOILT: list[tuple[Callable[[Good], None], str]] = [
     (succeed_again, "succeeded 2 times"),
     (lose_a_vote, "1 votes were heard, 0 are kept"),
     (call_nobody, "nobody gave it the receipt"),
+    (tell_nobody, "nobody was told"),
+    (take_the_wrong_way, "it took the wrong way"),
+    (leave_out_a_branch, "step breath did not succeed, and the job did"),
+    (decide_twice, "step thick began 1 times, and is in attempt 2"),
     (file_for_a_step_that_is_not_there, "which is no call of it"),
     (lose_an_item_of_a_map, "and these succeeded"),
     (leave_a_map_at_work, "as at work, its steps"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 from temporalio.client import Client
 
 from lucius.adapters.ledger_memory import MemoryLedger
@@ -18,7 +19,7 @@ from lucius.wiring import open_runtime
 from tests.conformance.control_plane import ControlPlane, control_plane
 from tests.support.temporal import TemporalServer
 
-WITHIN = 15.0
+WITHIN = 30.0
 
 
 def over(server: TemporalServer, **more: str) -> dict[str, str]:
@@ -146,6 +147,21 @@ async def test_a_live_job_without_a_workflow_gets_one_that_goes_on_from_the_ledg
     assert answer["disposition"] == "APPLIED"
     await until(lambda: _ended(plane, job_id))
     assert await status(plane, job_id) is JobStatus.SUCCEEDED
+
+
+async def test_whoever_minds_the_deadlines_finds_it_by_himself_and_says_what_he_repaired(
+    tmp_path: Path, temporal_server: TemporalServer, client: Client
+) -> None:
+    async with control_plane(tmp_path, **over(temporal_server, LUCIUS_ACK_TIMEOUT="1")) as plane:
+        job_id = await plane.submit(1)
+        await plane.consumer("ocr").pull(1, 5)
+        await until(lambda: _has_step(plane, job_id, "INITIATED"))
+        await client.get_workflow_handle(job_id).terminate("by mistake")
+        with capture_logs() as logs:
+            await until(lambda: _has_step(plane, job_id, "FAILED_RETRY"))
+        repaired = [(entry["what"], entry["job_id"]) for entry in logs if entry["event"] == "drift repaired"]
+        assert repaired == [("a live job had no workflow", job_id)]
+        assert b'lucius_sweeper_actions_total{action="workflow"} 1.0' in await plane.runtime.metrics.render()
 
 
 async def test_a_missing_row_is_written_again_by_the_workflow(plane: ControlPlane) -> None:
