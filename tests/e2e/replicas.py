@@ -173,8 +173,9 @@ class Order:
         self.key = f"key-{number}" if chance.random() < 0.7 else None
         self.is_dossier = number % DOSSIER_EVERY == 0
         request_type = dossier.REQUEST_TYPE if self.is_dossier else chance.choice(TASKS_ONLY)
-        self.cancel = chance.random() < (CANCELS * 3 if self.is_dossier else CANCELS)
-        self.cancel_in = chance.choice((None, "APPROVAL", "SIGNAL")) if self.is_dossier else None
+        dossiers = number // DOSSIER_EVERY
+        self.cancel = dossiers % 7 == 3 if self.is_dossier else chance.random() < CANCELS
+        self.cancel_in = (None, "APPROVAL", "SIGNAL")[dossiers // 7 % 3] if self.is_dossier else None
         """What it waits for when it is cancelled; at once if that is nothing."""
         self.command: Json = {
             "tenant_id": chance.choice(TENANTS),
@@ -185,7 +186,7 @@ class Order:
             "schema_version": "v1",
         }
         if self.is_dossier:
-            pages = number // DOSSIER_EVERY % (dossier.MOST_PAGES + 1)  # of every thickness, however few there are
+            pages = dossiers % (dossier.MOST_PAGES + 1)  # of every thickness, however few there are
             self.command["payload"] = {"pages": list(range(pages))}
         elif not self.command["request_type"].endswith("SIS"):
             self.command["payload"] = {}

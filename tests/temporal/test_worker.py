@@ -5,6 +5,7 @@ import inspect
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from unittest.mock import create_autospec
 
 import pytest
@@ -60,7 +61,10 @@ class TestANamespaceThatIsMadeLate:
     async def client(self, temporal_server: TemporalServer) -> Client:
         return await connect(Address(target=temporal_server.address, namespace=f"late-{uuid.uuid4().hex[:8]}"))
 
-    async def test_until_it_is_there_all_say_that_it_is_missing(self, client: Client) -> None:
+    async def test_until_it_is_there_all_say_that_it_is_missing(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(worker_module, "ANSWERS_WITHIN", timedelta(seconds=WITHIN))
         missing = f"namespace {client.namespace} does not exist in Temporal"
         with capture_logs() as logs:
             async with _working_with(client) as worker:

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from lucius.adapters.ledger_postgres import PostgresLedger
 from lucius.core.model import AttemptOutcome, Step, StepStatus
+from lucius.engine import sweeper
 from lucius.observability.readiness import Role
 from lucius.ports.peers import Door, Presence
 from lucius.settings import load_settings
@@ -69,7 +70,7 @@ class TestMarks:
         await set_door(ledger, await now(ledger) - silence, 5)
         await ledger._wakes.look()
         open_at, reopened_at = await door(ledger)
-        assert reopened_at == (open_at if is_reopened else 5)
+        assert 5 < reopened_at <= open_at if is_reopened else reopened_at == 5
 
     async def test_marks_in_a_row_are_written_once(self, ledger: PostgresLedger) -> None:
         await presence_of(ledger).serve(lambda: True)
@@ -158,8 +159,11 @@ async def test_processes_with_an_api_are_those_that_services_speak_to(
 
 class TestDeadlines:
     @pytest.fixture
-    async def runtime(self, emptied_postgres_url: str, tmp_path: Path) -> AsyncIterator[Runtime]:
-        """An engine without an API."""
+    async def runtime(
+        self, emptied_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> AsyncIterator[Runtime]:
+        """An engine without an API, which is never away itself, however slow the machine is."""
+        monkeypatch.setattr(sweeper, "GAP_MS", 10 * HOUR)
         env = {
             "LUCIUS_LEDGER_URL": emptied_postgres_url,
             "LUCIUS_ACK_TIMEOUT": str(ACK_MS // 1000),
@@ -169,14 +173,13 @@ class TestDeadlines:
             yield runtime
 
     async def until(self, runtime: Runtime, *events: str) -> Step:
-        """The step, once these events have come after it was handed over, and no others, however often."""
+        """The step, once these events have come after it was handed over, and no others."""
         async with asyncio.timeout(WITHIN):
             while True:
                 told = [event.type for event in await runtime.store.events("job", 0, 100)]
                 since = told[told.index("STEP_HANDED_OVER") + 1 :] if "STEP_HANDED_OVER" in told else []
-                once = list(dict.fromkeys(since))  # a machine that stands still for a second was away as well
-                assert once == list(events)[: len(once)]
-                if len(once) == len(events):
+                assert since == list(events)[: len(since)]
+                if len(since) == len(events):
                     view = await runtime.store.load("job", fresh=True)
                     assert view is not None
                     return view.steps["ocr"]

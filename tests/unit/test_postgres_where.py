@@ -27,6 +27,13 @@ def test_where_it_is_has_the_port_and_neither_user_nor_password(url: str, where:
     assert Database(url, 1).where == where
 
 
+@pytest.mark.parametrize("url", ["postgresql://ada:123?4@db/lucius", "postgresql://ada:123#4@db/lucius"])
+def test_a_password_that_ends_the_url_is_not_shown(url: str) -> None:
+    with pytest.raises(LedgerError, match="special characters in a password") as refused:
+        Database(url, 1)
+    assert "123" not in str(refused.value)
+
+
 async def test_one_that_does_not_answer_is_named_with_its_port() -> None:
     port = free_port()
     with pytest.raises(LedgerDown, match=rf"^ledger 127\.0\.0\.1:{port}/lucius can't be reached"):

@@ -7,7 +7,7 @@ service's un-ACKed directives, and over it a row simply stays PENDING.
 import asyncio
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Protocol
 
 import structlog
@@ -37,9 +37,10 @@ from lucius.service.backoff import PutOff
 from lucius.service.directives import DirectiveWriter, seen_from
 from lucius.service.doubts import Doubts
 from lucius.service.errors import RejectCode, Rejected
+from lucius.service.given import GivenDirectives
 from lucius.service.hub import Hub
 from lucius.service.jobs import Jobs
-from lucius.service.pulls import Given, Promise, Pull
+from lucius.service.pulls import Promise, Pull
 from lucius.service.ramp import Pace
 
 log = structlog.get_logger(__name__)
@@ -96,6 +97,7 @@ class Dispatcher:
         self._jitter = jitter
         self._pace = Pace(MOST_AT_ONCE, jitter, lambda: asyncio.get_running_loop().time())
         self._doubts = Doubts(ledger, hub.pulls, jitter)
+        self._given = GivenDirectives(ledger, hub.pulls, clock, self.directive, on_failure)
         self._me = secrets.token_hex(6)
 
     async def pull(
@@ -111,9 +113,7 @@ class Dispatcher:
         `gone` makes a future that is done once the puller hung up: handing over to nobody would cost an attempt.
         """
         seen = self._hub.pulls.arrivals(service)
-        directives = await self._directives(self._hub.pulls.take_kept(service, limit, lanes))
-        if not directives:
-            directives = await self._hand_out(service, limit, lanes)
+        directives = await self._hand_out(service, limit, lanes)
         if directives or wait_seconds <= 0:
             return directives
         loop = asyncio.get_running_loop()
@@ -128,7 +128,7 @@ class Dispatcher:
                     break
                 seen = self._hub.pulls.arrivals(service)
                 if waiting.given:
-                    directives = await self._directives(waiting.given)
+                    directives = await self._given.directives(waiting.given, hung_up)
                 else:
                     directives = await self._hand_out(service, limit, lanes)
         finally:
@@ -149,19 +149,9 @@ class Dispatcher:
     def doubt(self, decision: Decision) -> None:
         self._doubts.note(decision)
 
-    async def _directives(self, given: Sequence[Given]) -> list[Directive]:
-        """They are handed over: what can't be written now is for whoever comes next, and holds up no other."""
-        tried = [self.directive(one.row, one.decision) for one in given]
-        written = await asyncio.gather(*tried, return_exceptions=True)
-        for one, outcome in zip(given, written, strict=True):
-            if isinstance(outcome, LedgerAway):
-                self._hub.pulls.keep(one)
-            elif isinstance(outcome, BaseException):
-                self._on_failure("pull")
-                log.error("a directive can't be written", job_id=one.row.job_id, exc_info=outcome)
-        return [directive for directive in written if isinstance(directive, Directive)]
-
     async def _hand_out(self, service: str, limit: int, lanes: frozenset[int] | None) -> list[Directive]:
+        if directives := await self._given.kept(service, limit, lanes):
+            return directives
         if not self.is_capped(service):
             return await self._hand_over(service, limit, lanes)
         async with self._capped[service]:  # in turn, so that nobody tries for the room that another has found

@@ -20,6 +20,7 @@ log = structlog.get_logger(__name__)
 
 MOST_DOUBTS = 1_000
 MOST_ASKS = 100  # which takes some minutes; by then what is not acknowledged has run out of time
+MOST_LOOKS = 8  # within some seconds, at a ledger that answers and does not show it
 FIRST_SECONDS, MOST_SECONDS = 0.05, 5.0
 
 
@@ -40,19 +41,25 @@ class Doubts:
         task.add_done_callback(self._asking.discard)
 
     async def _find_out(self, decision: Decision) -> None:
-        backoff = Backoff(FIRST_SECONDS, MOST_SECONDS, self._jitter)
+        backoff, looks = Backoff(FIRST_SECONDS, MOST_SECONDS, self._jitter), 0
         for _ in range(MOST_ASKS):
             try:
-                for given in await self._handed_over(decision):
+                found = await self._handed_over(decision)
+                looks += 1
+            except LedgerError:
+                found = None
+            if found is not None or looks >= MOST_LOOKS:
+                for given in found or ():
                     self._pulls.give(given)
                 return
-            except LedgerError:
-                await asyncio.sleep(backoff.pause())
+            await asyncio.sleep(backoff.pause())
         log.error("nobody could say whether a directive was handed over", job_id=decision.job.job_id)
 
-    async def _handed_over(self, decision: Decision) -> list[Given]:
-        """Leases are made once: one that is there was made durable by this very decision."""
+    async def _handed_over(self, decision: Decision) -> list[Given] | None:
+        """Leases are made once: one that is there was made durable by this very decision. None if it may still come: a
+        server goes on with what it was sent when the connection is gone."""
         view = await self._ledger.load(decision.job.job_id, [row.step_id for row in decision.given], fresh=True)
-        steps = view.steps.values() if view is not None else ()
-        waiting = {step.attempt.lease_id for step in steps if step.status is StepStatus.INITIATED}
+        if view is None or view.job.version < decision.job.version:
+            return None
+        waiting = {step.attempt.lease_id for step in view.steps.values() if step.status is StepStatus.INITIATED}
         return [Given(row, decision) for row in decision.given if row.lease_id in waiting]

@@ -42,7 +42,7 @@ class Pull(Struct, eq=False):
 
     @property
     def left(self) -> int:
-        return self.room - self.promised.total()
+        return self.room - self.promised.total() - len(self.given)
 
     def is_gone(self) -> bool:
         return self.abandoned or (self.gone is not None and self.gone.done())
@@ -51,7 +51,10 @@ class Pull(Struct, eq=False):
         return not self.woken.done() and not self.is_gone()
 
     def wants(self, lane: int) -> bool:
-        return self.waits() and (self.lanes is None or lane in self.lanes)
+        return not self.woken.done() and self.takes(lane)
+
+    def takes(self, lane: int) -> bool:
+        return not self.is_gone() and (self.lanes is None or lane in self.lanes)
 
     def wake(self) -> None:
         if not self.woken.done():
@@ -125,7 +128,7 @@ class Pulls:
         """
         takers = list(self._takers(service))
         share = (sum(pull.room for pull in takers) + 1) // 2 - sum(pull.promised[tenant_id] for pull in takers)
-        return min(share, sum(pull.left for pull in takers))
+        return max(0, min(share, sum(pull.left for pull in takers)))
 
     def promise(self, rows: Iterable[OutboxRow]) -> list[Promise]:
         """Each to whom the fewest are promised, so that services share the work. There must be room."""
@@ -143,7 +146,8 @@ class Pulls:
 
     def give(self, given: Given) -> None:
         """What is handed over already, to somebody who waits or else to who comes next."""
-        pull = next((pull for pull in self._takers(given.row.service) if pull.left), None)
+        waiting = self._waiting.get(given.row.service, ())
+        pull = next((pull for pull in waiting if pull.takes(given.row.lane) and pull.left > 0), None)
         if pull is None:
             self.keep(given)
         else:
@@ -151,11 +155,13 @@ class Pulls:
             pull.wake()
 
     def keep(self, given: Given) -> None:
+        """For who comes next, or looks again. In memory only: should we end before, it has cost its attempt."""
         kept = self._kept.setdefault(given.row.service, [])
         kept.append(given)
         if len(kept) > MOST_KEPT:
             lost = kept.pop(0).row
             log.error("a directive was handed over and nobody came for it", job_id=lost.job_id, step_id=lost.step_id)
+        self.wake_one(given.row.service, given.row.lane)
 
     def take_kept(self, service: str, limit: int, lanes: frozenset[int] | None) -> list[Given]:
         kept = self._kept.pop(service, None)

@@ -12,6 +12,7 @@ from lucius.core.model import OutboxRow, StepStatus
 from lucius.core.protocol import StepSpec
 from lucius.ports.errors import LedgerDown, VersionConflict
 from lucius.ports.ledger import PendingQuery
+from lucius.service import doubts
 from tests.support.engine import WITHIN, Engine
 from tests.support.until import until
 
@@ -400,14 +401,63 @@ class TestDoubt:
         assert directive.jobId == "job-1"
         assert await engine.dispatcher.pull("ocr", 1, 0) == []
 
-    async def test_what_was_not_made_durable_is_given_to_nobody(self) -> None:
+    async def test_what_was_not_made_durable_is_given_to_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doubts, "FIRST_SECONDS", 0.001)
+        monkeypatch.setattr(doubts, "MOST_SECONDS", 0.01)
         engine = Gated()
-        pulling = await engine.waiting(seconds=0.2)
+        pulling = await engine.waiting(seconds=0.5)
         engine.failure = LedgerDown("no connection")
         with pytest.raises(LedgerDown):
             await engine.submit(OCR)
+        await until(lambda: not engine.dispatcher._doubts._asking)
         assert await pulling == []
-        assert not engine.dispatcher._doubts._asking
+
+    async def test_what_becomes_durable_a_moment_later_is_found(self) -> None:
+        """A server goes on with what it was sent, though the connection is gone."""
+        engine = Gated()
+        pulling = await engine.waiting()
+        commit, late = engine.ledger.commit, []
+
+        async def lost(decision: Decision) -> None:
+            late.append(decision)
+            raise LedgerDown("the connection was lost")
+
+        engine.ledger.commit = lost  # type: ignore[method-assign]
+        with pytest.raises(LedgerDown):
+            await engine.submit(OCR)
+        engine.ledger.commit = commit  # type: ignore[method-assign]
+        await asyncio.sleep(0.05)
+        await commit(late[0])
+        assert [directive.jobId for directive in await pulling] == ["job-1"]
+
+    async def test_it_goes_to_one_who_is_just_looking_for_something_else(self) -> None:
+        engine = Gated()
+        first = await engine.waiting()
+        looking, go_on, pending = asyncio.Event(), asyncio.Event(), engine.ledger.pending
+
+        async def slow(query: PendingQuery) -> list[OutboxRow]:
+            looking.set()
+            await go_on.wait()
+            return await pending(query)
+
+        await self.lose_the_answer(engine, 1)
+        first.cancel()
+        engine.ledger.pending = slow  # type: ignore[method-assign]
+        second = asyncio.create_task(engine.dispatcher.pull("ocr", 1, WITHIN))
+        await looking.wait()
+        await until(lambda: bool(engine.hub.pulls._kept))
+        go_on.set()
+        assert [directive.jobId for directive in await second] == ["job-1"]
+
+    @pytest.mark.parametrize("after_ms", [29_000, 31_000])
+    async def test_what_has_run_out_of_time_is_given_to_nobody(self, after_ms: int) -> None:
+        engine = Gated()
+        pulling = await engine.waiting()
+        await self.lose_the_answer(engine, 1)
+        pulling.cancel()
+        await until(lambda: bool(engine.hub.pulls._kept))
+        engine.clock.time += after_ms
+        assert len(await engine.dispatcher.pull("ocr", 10, 0)) == (after_ms < 30_000)
 
     async def test_what_is_fenced_by_the_time_somebody_comes_is_given_to_nobody(self) -> None:
         engine = Gated()
@@ -420,6 +470,55 @@ class TestDoubt:
         await engine.tried_again("ocr")
         (directive,) = await engine.dispatcher.pull("ocr", 10, 0)
         assert directive.attempt_no == 2
+
+
+async def test_all_that_is_passed_on_goes_to_one_who_has_room_for_it() -> None:
+    engine = Gated()
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    first = await engine.waiting(gone=lambda: gone)
+    engine.open.clear()
+    submitting = engine.submitting(3)
+    await until(lambda: engine.room() == 7)
+    gone.set_result(None)
+    await until(lambda: not engine.in_line())
+    second = await engine.waiting()
+    engine.open.set()
+    await asyncio.gather(*submitting, first)
+    assert len(await second) == 3
+
+
+async def test_who_is_cut_off_while_directives_are_written_leaves_them_to_the_next() -> None:
+    engine = Gated()
+    pulling = await engine.waiting()
+    load, loading = engine.ledger.load, asyncio.Event()
+
+    async def stuck(*asked: Any, **more: Any) -> Any:
+        loading.set()
+        await asyncio.Event().wait()
+
+    engine.ledger.load = stuck  # type: ignore[method-assign]
+    await engine.submit(OCR)
+    await loading.wait()
+    engine.ledger.load = load  # type: ignore[method-assign]
+    pulling.cancel()
+    await asyncio.gather(pulling, return_exceptions=True)
+    assert len(await engine.dispatcher.pull("ocr", 1, 0)) == 1
+
+
+async def test_who_waits_is_told_that_his_own_directive_can_not_be_written() -> None:
+    engine = Gated()
+    pulling = await engine.waiting()
+
+    async def away(*asked: Any, **more: Any) -> Any:
+        raise LedgerDown("no connection")
+
+    load = engine.ledger.load
+    engine.ledger.load = away  # type: ignore[method-assign]
+    await engine.submit(OCR)
+    with pytest.raises(LedgerDown):
+        await pulling
+    engine.ledger.load = load  # type: ignore[method-assign]
+    assert len(await engine.dispatcher.pull("ocr", 1, 0)) == 1
 
 
 async def test_one_that_can_not_be_written_costs_no_other() -> None:

@@ -29,6 +29,8 @@ PATIENCE_SECONDS = 5.0
 MAX_SCHEMA = 48  # PostgreSQL cuts names off, also those made from this one
 APPLICATION = "lucius"
 
+UNUSABLE = "LUCIUS_LEDGER_URL: not a URL that can be used; special characters in a password are written as %XX"
+
 _NEEDS_TLS = ("require", "verify-ca", "verify-full")
 """The modes in which files that the URL names are read, and must be there."""
 
@@ -60,6 +62,8 @@ class Database:
         self.schema = query.pop("schema", "lucius")
         if len(self.schema.encode()) > MAX_SCHEMA:
             raise LedgerError(f"LUCIUS_LEDGER_URL: the schema's name may have at most {MAX_SCHEMA} bytes")
+        if "@" in f"{parts.query}{parts.fragment}":  # then half a password stands where the host should
+            raise LedgerError(UNUSABLE)
         self.where = _where(parts, query)
         self._query = query
         self._dsn = urlunsplit(parts._replace(query=urlencode(query)))
@@ -86,10 +90,7 @@ class Database:
         except (asyncpg.PostgresError, *_GONE) as error:
             raise translated(error, self.where) from error
         except ValueError:  # it would quote what it took for the port, which may be half a password
-            unusable = (
-                "LUCIUS_LEDGER_URL: not a URL that can be used; special characters in a password are written as %XX"
-            )
-            raise LedgerError(unusable) from None
+            raise LedgerError(UNUSABLE) from None
 
     def needs(self, version: int) -> None:
         """Code that knows fewer migrations must not touch it any more: it would erase what newer code wrote."""
