@@ -45,8 +45,13 @@ async def revive_service(stage: Stage, orphans: list[str]) -> None:
     stage.scene.tell(f"no heartbeat from {VICTIM}: {leases} ran out, attempt 2 waits for someone to take it", "good")
     child = await stage.stack.start(VICTIM)
     stage.scene.tell(f"service {VICTIM} is started again (pid {child.pid})")
-    attempt_no = await stage.until_step_done(orphans[0], VICTIM)
-    stage.scene.tell(f"{stage.title(orphans[0])} is read after all, by attempt {attempt_no}", "good")
+    for job_id in orphans:
+        attempt_no = await stage.until_step_done(job_id, VICTIM)
+        if attempt_no > 1:
+            stage.hits["killed"] = Hit(job_id, VICTIM, 1)
+            stage.scene.tell(f"{stage.title(job_id)} is read after all, by attempt {attempt_no}", "good")
+            return
+        stage.scene.tell(f"{stage.title(job_id)} had been read: the result was on disk, and counts", "good")
 
 
 async def drop_ack(stage: Stage) -> Directive:
