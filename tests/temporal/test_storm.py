@@ -10,6 +10,7 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 
+from lucius.engine.temporal.hand_overs import DEAD_AFTER
 from tests.conftest import need_postgres
 from tests.e2e import checker, dossier
 from tests.e2e.checker_at_rest import Histories, at_rest
@@ -20,7 +21,8 @@ from tests.support.temporal import TemporalServer
 from tests.temporal.storm_cluster import Storm, TemporalCluster, TemporalZygote
 
 CLIENTS = 8
-REST_SECONDS = 40.0
+REST_SECONDS = DEAD_AFTER.total_seconds() + 30.0
+"""A workflow hears so late that whoever made its call was killed."""
 
 
 @pytest.fixture

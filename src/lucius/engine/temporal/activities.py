@@ -39,7 +39,7 @@ from lucius.service.jobs import Jobs
 
 log = structlog.get_logger(__name__)
 
-HEARTBEAT_SECONDS = 10.0
+BEATS_EVERY = timedelta(seconds=5)
 LONGEST_WAIT = 5.0
 PICKED_UP_WITHIN = 60.0
 ON_ITS_WAY_MS = 30_000
@@ -297,4 +297,4 @@ def _not_now(kind: str, why: str, seconds: float | None = None) -> ApplicationEr
 async def _beat() -> None:
     while True:
         activity.heartbeat()
-        await asyncio.sleep(HEARTBEAT_SECONDS)
+        await asyncio.sleep(BEATS_EVERY.total_seconds())

@@ -19,7 +19,8 @@ from lucius.engine.temporal.wire import HandOver, Happened
 LEDGER_SECONDS = timedelta(seconds=15)
 PUBLISH_SECONDS = timedelta(seconds=3)
 CALL_SECONDS = timedelta(hours=24)
-HEARTBEAT_SECONDS = timedelta(seconds=60)
+DEAD_AFTER = timedelta(seconds=30)
+"""Who makes a call and says nothing for so long has died. A workflow does not end before it has heard of its calls."""
 PATIENT = RetryPolicy(initial_interval=timedelta(milliseconds=100), maximum_interval=timedelta(seconds=10))
 ONCE = RetryPolicy(maximum_attempts=1)
 
@@ -102,7 +103,7 @@ class HandOvers:
                 what,
                 result_type=list[Happened],
                 start_to_close_timeout=CALL_SECONDS,
-                heartbeat_timeout=HEARTBEAT_SECONDS,
+                heartbeat_timeout=DEAD_AFTER,
                 retry_policy=PATIENT,
             )
         except ActivityError:

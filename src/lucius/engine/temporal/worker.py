@@ -17,7 +17,7 @@ from temporalio.workflow import NondeterminismError
 
 from lucius import __version__
 from lucius.core.tools import Tools
-from lucius.engine.temporal.activities import Activities
+from lucius.engine.temporal.activities import BEATS_EVERY, Activities
 from lucius.engine.temporal.outages import Outages
 from lucius.engine.temporal.rules import rules
 from lucius.engine.temporal.runner import InTheLoop, JobRunner
@@ -146,6 +146,7 @@ class TemporalWorker:
             max_concurrent_local_activities=self._slots.activities,
             workflow_task_poller_behavior=pollers,
             activity_task_poller_behavior=pollers,
+            max_heartbeat_throttle_interval=BEATS_EVERY,  # or the SDK holds back all but one in 24 s
             graceful_shutdown_timeout=timedelta(seconds=self._slots.drain_seconds),
             build_id=f"lucius-{__version__}",  # else it reads and hashes every module that is loaded, for seconds
         )
