@@ -2,6 +2,7 @@
 signals come all the same."""
 
 import asyncio
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -73,6 +74,27 @@ async def test_a_job_whose_services_answer_at_once_takes_two_tasks(
     assert (found["WORKFLOW_TASK_COMPLETED"], found["WORKFLOW_EXECUTION_SIGNALED"]) == (2, 2), found
     assert found["MARKER_RECORDED"] == 1, found
     assert not found["WORKFLOW_TASK_FAILED"], found
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_the_run_that_listens_is_told_and_if_that_is_gone_whichever_there_is(
+    api: FollowingApi, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    told: list[str] = []
+    tell = Workflows.tell
+
+    async def noted(self: Workflows, job_id: str, signal: str, said: Any, run_id: str = "") -> None:
+        told.append(run_id)
+        await tell(self, job_id, signal, said, str(uuid.uuid4()) if gone else run_id)
+
+    monkeypatch.setattr(Workflows, "tell", noted)
+    job_id = await api.submit()
+    await answered(api, "ocr")
+    events = await history(temporal_server, job_id)
+    client = await Client.connect(temporal_server.address)
+    about = await client.get_workflow_handle(job_id).describe()
+    assert (told, events["WORKFLOW_EXECUTION_SIGNALED"]) == ([about.run_id], 1)
+    assert await callbacks(api, job_id) == [("RESULT", "APPLIED")]
 
 
 async def test_a_turn_that_the_workflow_would_have_decided_otherwise_is_noticed_and_costs_a_task(

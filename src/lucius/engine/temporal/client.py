@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from cryptography.x509 import Certificate, load_pem_x509_certificates
 from msgspec import Struct
-from temporalio.client import Client
+from temporalio.client import Client, GrpcCompression
 from temporalio.converter import DataConverter, DefaultFailureConverter, DefaultFailureConverterWithEncodedAttributes
 from temporalio.runtime import Runtime
 from temporalio.service import KeepAliveConfig, TLSConfig
@@ -51,6 +51,7 @@ async def connect(address: Address, runtime: Runtime | None = None) -> Client:
             tls=tls_of(address),
             keep_alive_config=KeepAliveConfig(interval_millis=10_000, timeout_millis=5_000),
             connect_timeout=CONNECT_SECONDS,
+            grpc_compression=GrpcCompression.NONE,  # what is large is compressed already
             runtime=runtime,
         )
 

@@ -49,7 +49,7 @@ def id_of(run_id: str, job: Job, number: int) -> str:
 
 def env_of(run_id: str, job: Job, defaults: Defaults, tools: Tools) -> Env:
     """For one further decision, the same wherever it is taken."""
-    chance = random.Random(f"{run_id} {job.version} {job.event_hash}")
+    chance: random.Random | None = None
     made = 0
 
     def new_id() -> str:
@@ -57,7 +57,12 @@ def env_of(run_id: str, job: Job, defaults: Defaults, tools: Tools) -> Env:
         made += 1
         return id_of(run_id, job, made)
 
-    return Env(new_id=new_id, jitter=chance.random, defaults=defaults, tools=tools)
+    def jitter() -> float:
+        nonlocal chance
+        chance = chance or random.Random(f"{run_id} {job.version} {job.event_hash}")  # few ask, and it takes a while
+        return chance.random()
+
+    return Env(new_id=new_id, jitter=jitter, defaults=defaults, tools=tools)
 
 
 def asked_in(projection: Projection) -> set[str]:

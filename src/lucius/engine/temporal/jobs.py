@@ -351,7 +351,8 @@ class TemporalJobs(Jobs):
         """Its workflow, started anew if need be; False if the job has ended. Raises EngineDown."""
         for _ in range(MOST_STARTS):
             try:
-                await self._workflows.tell(job_id, _signal(happened), said)
+                task = self._ahead.task(job_id)
+                await self._workflows.tell(job_id, _signal(happened), said, task.run_id if task else "")
             except NoWorkflow:
                 fresh = await self._ledger.load(job_id, fresh=True)
                 if fresh is None or not fresh.job.live:

@@ -1,7 +1,8 @@
-"""Workflows in the SDK's sandbox, without two of its detours.
+"""Workflows in the SDK's sandbox, without three of its detours.
 
 For each payload, six times over, the SDK enters the sandbox to ask in which context it is to be converted. Ours are
-converted the same way everywhere, and that question alone was a fifth of what a worker's Python did.
+converted the same way everywhere and kept nowhere else, and that question alone was a fifth of what a worker's Python
+did. What it has the sandbox run are the same few lines each time, which it compiles each time.
 
 And it lets a pool of threads take turns at what only one of them can do at a time, so as to find out about a workflow
 that hangs. Ours compute, for a millisecond or so, as whatever else decides about jobs does in the event loop.
@@ -10,10 +11,16 @@ that hangs. Ours compute, for a millisecond or so, as whatever else decides abou
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from functools import cache
+from types import CodeType
+from typing import Any, ParamSpec, TypeVar, cast
 
+from temporalio.converter import StorageDriverStoreContext
 from temporalio.worker import WorkflowInstance, WorkflowInstanceDetails
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
+from temporalio.worker.workflow_sandbox._runner import _Instance as _Sandboxed
+
+_NOWHERE = StorageDriverStoreContext(target=None)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,27 +49,20 @@ class InTheLoop(ThreadPoolExecutor):
 
 class JobRunner(SandboxedWorkflowRunner):
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
-        return _Instance(super().create_instance(det))
+        return _Instance(det, self.runner_class, self.restrictions)
 
 
-class _Instance(WorkflowInstance):
-    def __init__(self, sandboxed: WorkflowInstance) -> None:
-        self._sandboxed = sandboxed
-        self._store: Any = None
-
-    def activate(self, act: Any) -> Any:
-        return self._sandboxed.activate(act)
-
-    def get_info(self) -> Any:
-        return self._sandboxed.get_info()
-
-    def get_thread_id(self) -> int | None:
-        return self._sandboxed.get_thread_id()
-
+class _Instance(_Sandboxed):
     def get_serialization_context(self, command_info: Any) -> None:
         return None
 
-    def get_external_store_context(self, command_info: Any) -> Any:
-        if self._store is None:
-            self._store = self._sandboxed.get_external_store_context(None)
-        return self._store
+    def get_external_store_context(self, command_info: Any) -> StorageDriverStoreContext:
+        return _NOWHERE
+
+    def _run_code(self, code: str, **extra_globals: Any) -> None:
+        super()._run_code(cast(str, _compiled(code)), **extra_globals)
+
+
+@cache
+def _compiled(code: str) -> CodeType:
+    return compile(code, "workflow_sandbox.py", "exec")

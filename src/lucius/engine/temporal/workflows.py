@@ -4,6 +4,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -107,10 +108,20 @@ class Workflows:
             )
         )
 
-    async def tell(self, job_id: str, signal: str, said: Sequence[Happened]) -> None:
-        """Durably. Raises NoWorkflow or EngineDown: soon, if it was down a moment ago, so that no requests pile up."""
+    async def tell(self, job_id: str, signal: str, said: Sequence[Happened], run_id: str = "") -> None:
+        """Durably. Raises NoWorkflow or EngineDown: soon, if it was down a moment ago, so that no requests pile up.
+
+        Whoever names the run that is open spares Temporal to look for it. Should there be another by now, it is told.
+        """
+        if run_id:
+            with suppress(NoWorkflow):
+                await self._signal(job_id, run_id, signal, said)
+                return
+        await self._signal(job_id, None, signal, said)
+
+    async def _signal(self, job_id: str, run_id: str | None, signal: str, said: Sequence[Happened]) -> None:
         client = await self._connected()
-        handle = client.get_workflow_handle(job_id)
+        handle = client.get_workflow_handle(job_id, run_id=run_id)
         await self._soon(handle.signal(signal, list(said), rpc_timeout=CALL_SECONDS))
 
     async def act(self, job: Job, asked: Happened) -> Answer:
@@ -216,7 +227,12 @@ class Workflows:
 
     async def _soon(self, asked: Coroutine[Any, Any, T]) -> T:
         """The SDK tries for longer than a call's own time."""
-        return await self._in_words(asyncio.wait_for(asked, self._patience()))
+        return await self._in_words(self._within(self._patience(), asked))
+
+    @staticmethod
+    async def _within(seconds: float, asked: Coroutine[Any, Any, T]) -> T:
+        async with asyncio.timeout(seconds):
+            return await asked
 
     async def _in_words(self, asked: Awaitable[T]) -> T:
         try:
