@@ -88,6 +88,7 @@ async def test_the_run_that_listens_is_told_and_if_that_is_gone_whichever_there_
         await tell(self, job_id, signal, said, str(uuid.uuid4()) if gone else run_id)
 
     monkeypatch.setattr(Workflows, "tell", noted)
+    monkeypatch.setattr(jobs, "COALESCE_SECONDS", 60)
     job_id = await api.submit()
     await answered(api, "ocr")
     events = await history(temporal_server, job_id)

@@ -58,8 +58,9 @@ async def test_a_workflow_ends_soon_after_its_caller_died_and_waits_for_one_that
         with started(tmp_path, "api", **env) as front:
             with started(tmp_path, "temporal-worker", **env) as caller:
                 left = front.api.submit({**a_command(1), "request_type": "SHORT"})
-                host.accept()
+                unanswered, _ = host.accept()
                 caller.kill()
+                killed = time.monotonic()
             with started(tmp_path, "temporal-worker", **env):
                 lasting = front.api.submit({**a_command(2), "request_type": "LONG"})
                 call, _ = host.accept()
@@ -67,10 +68,11 @@ async def test_a_workflow_ends_soon_after_its_caller_died_and_waits_for_one_that
                 until(lambda: _status(front, left) == "FAILED_FINAL", "the job ends by its lease", 3 * SOON)
                 about = (await Client.connect(temporal_server.address)).get_workflow_handle(left)
                 assert (await about.describe()).status is WorkflowExecutionStatus.RUNNING, "it listens for the call"
-                async with asyncio.timeout(TAKEN_FOR_DEAD + NOTICED_WITHIN):
+                async with asyncio.timeout(killed + TAKEN_FOR_DEAD + NOTICED_WITHIN - time.monotonic()):
                     with pytest.raises(WorkflowFailureError):
                         await about.result()
                 await asyncio.sleep(began + TAKEN_FOR_DEAD + 5.0 - time.monotonic())
+                unanswered.close()
                 call.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
                 until(lambda: _status(front, lasting) == "SUCCEEDED", "an answer that took its time counts", SOON)
 

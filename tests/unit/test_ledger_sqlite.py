@@ -648,10 +648,28 @@ class TestLettersPut:
             shell.execute("BEGIN IMMEDIATE")
             with traced(ledger) as statements:
                 puts = (ledger.put([self.letter(f"n{n}")]) for n in range(3))
-                told = await asyncio.gather(*puts, return_exceptions=True)
-            assert [type(outcome) for outcome in told] == [LedgerBusy] * 3
+                told = await asyncio.gather(ledger.commit(accept("j1")), *puts, return_exceptions=True)
+            assert [type(outcome) for outcome in told] == [LedgerBusy] * 4
             assert statements.count("BEGIN IMMEDIATE") <= 1
             shell.execute("ROLLBACK")
+
+    async def test_one_that_is_coming_can_be_thrown_away(self, ledger: SqliteLedger, path: Path) -> None:
+        coming = asyncio.create_task(ledger.put([self.letter("a")]))
+        await asyncio.sleep(0)
+        await ledger.throw_away(["a"])
+        assert await coming == [True]
+        assert raw(path, "SELECT letter_id FROM inbox") == []
+
+    async def test_one_that_does_not_fit_keeps_none_from_being_thrown_away(self, path: Path) -> None:
+        ledger = SqliteLedger.open(path, max_page_count=100)
+        await ledger.put([self.letter("a")])
+        coming = asyncio.create_task(ledger.put([self.letter("b", 1_000_000)]))
+        await asyncio.sleep(0)
+        await ledger.throw_away(["a"])
+        assert raw(path, "SELECT letter_id FROM inbox") == []
+        with pytest.raises(LedgerFull):
+            await coming
+        await ledger.close()
 
     async def test_who_is_cut_off_takes_no_other_with_him(self, ledger: SqliteLedger, path: Path) -> None:
         cut_off = asyncio.create_task(ledger.put([self.letter("a")]))

@@ -74,6 +74,8 @@ class SqliteInbox:
         return letter_id in self._thrown_away or self._store.row(_KNOWN, (letter_id,)) is None
 
     async def throw_away(self, letter_ids: Collection[str], *, lazily: bool = False) -> None:
+        if not self._coming.keys().isdisjoint(letter_ids):
+            self._write_letters()  # a write deletes before it puts in
         self._thrown_away |= dict.fromkeys(letter_ids)
         if not lazily or len(self._thrown_away) > MOST_THROWN_AWAY:
             self._write_along(())
@@ -99,10 +101,12 @@ class SqliteInbox:
         parcels = self._parcels()
         try:
             self._write_with(writes, parcels)
-        except LedgerBusy:
+        except LedgerBusy as busy:  # who waited for it once need not do so again
+            for parcel in parcels:
+                self._come(parcel, busy)
             raise
-        except LedgerError:
-            if not (writes and parcels):
+        except Exception:
+            if not parcels:
                 raise
             self._write_with(writes, ())
 
@@ -141,5 +145,5 @@ class SqliteInbox:
 
     def _come(self, parcel: _Parcel, refusal: Exception | None) -> None:
         for letter in parcel.letters:
-            del self._coming[letter.letter_id]
+            self._coming.pop(letter.letter_id, None)
         settle(parcel.arrived, refusal)

@@ -15,6 +15,7 @@ from lucius.core.inputs import Cap, Failed, HandedOver, HandOverFailed, Succeede
 from lucius.core.model import ErrorInfo, Instant, Job, Millis, Step, StepStatus
 from lucius.core.tools import Tools
 from lucius.engine.exchange import Exchange, failed_by
+from lucius.engine.temporal import claims
 from lucius.engine.temporal.absence import Absence
 from lucius.engine.temporal.ahead import Ahead
 from lucius.engine.temporal.further import Further, asked_in
@@ -39,7 +40,7 @@ from lucius.service.jobs import Jobs
 
 log = structlog.get_logger(__name__)
 
-BEATS_EVERY = timedelta(seconds=5)
+BEATS_EVERY = timedelta(seconds=10)
 LONGEST_WAIT = 5.0
 PICKED_UP_WITHIN = 60.0
 ON_ITS_WAY_MS = 30_000
@@ -194,7 +195,7 @@ class Activities:
 
     async def _claimed(self, claim: Letter) -> bool:
         """Whether it is ours to publish: also if we could not take back a claim on what surely was not published."""
-        new = (await self._inbox.put([claim]))[0]
+        new = await claims.claim(self._inbox, claim, lambda: self._release(claim))
         ours = claim.letter_id in self._unreleased
         self._unreleased.discard(claim.letter_id)
         return new or ours

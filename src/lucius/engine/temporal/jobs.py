@@ -4,8 +4,9 @@ What is heard is first put into the ledger's inbox: whoever comes after us tells
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import structlog
@@ -33,6 +34,7 @@ from lucius.core.inputs import (
 from lucius.core.model import Disposition, Instant, Job, JobStatus, Millis
 from lucius.core.protocol import OF_THE_ENGINE
 from lucius.engine.temporal.ahead import Ahead
+from lucius.engine.temporal.claims import claim
 from lucius.engine.temporal.parts import first_part
 from lucius.engine.temporal.wire import ACT, CLAIM, Happened, letter_of, pack, packed_letter, repeated, unpacked_replies
 from lucius.engine.temporal.workflows import NoAnswer, NoWorkflow, Workflows
@@ -115,6 +117,8 @@ class TemporalJobs(Jobs):
         self._counters: dict[str, tuple[Instant, int]] = {}
         self._told, self._looked, self._asked = Repeats(), Repeats(), Repeats(first_ms=60_000)
         self._handed_over: dict[str, list[Happened]] = {}
+        self._being_given: Counter[str] = Counter()
+        """Directives whose letters are just being put in, by what counts them."""
         self._running: AsyncIterator[str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -289,25 +293,39 @@ class TemporalJobs(Jobs):
         view = await self._ledger.load(job_id)
         if view is None or view.job.engine != TEMPORAL:
             return await super().apply(job_id, happened, step_id)
-        for cap in (cap for one in happened if isinstance(one, HandedOver) for cap in one.caps):
+        caps = [cap for one in happened if isinstance(one, HandedOver) for cap in one.caps]
+        for cap in caps:
             await self._require_room(cap)
         happened = tuple(replace(one, caps=()) if isinstance(one, HandedOver) else one for one in happened)
         letter = letter_of(job_id, happened, self._clock.now())
-        if not (await self._inbox.put([letter]))[0]:
-            return _unchanged(view, Ignored("this attempt does not wait to be handed over"))
-        try:
-            weighed = await self.weigh(job_id, happened, step_id, fresh=True)
-        except LedgerError:  # it surely was not given out
-            with suppress(LedgerError):
-                await asyncio.shield(self._inbox.throw_away([letter.letter_id]))
-            raise
-        if not isinstance(weighed.reply, Applied):
-            await self._inbox.throw_away([letter.letter_id])
-            return weighed
-        waiting = self._handed_over.setdefault(job_id, [])
-        waiting += [pack(one, letter.letter_id) for one in happened]
+        with self._giving(caps):
+            if not await claim(self._inbox, letter, lambda: self._take_back(letter)):
+                return _unchanged(view, Ignored("this attempt does not wait to be handed over"))
+            try:
+                weighed = await self.weigh(job_id, happened, step_id, fresh=True)
+            except BaseException:  # cut off, too: it surely was not given out
+                with suppress(LedgerError):
+                    await self._take_back(letter)
+                raise
+            if not isinstance(weighed.reply, Applied):
+                await self._inbox.throw_away([letter.letter_id])
+                return weighed
+            waiting = self._handed_over.setdefault(job_id, [])
+            waiting += [pack(one, letter.letter_id) for one in happened]
         self._in_background(self._tell_hand_overs(job_id, COALESCE_SECONDS))
         return weighed
+
+    async def _take_back(self, letter: Letter) -> None:
+        await asyncio.shield(self._inbox.throw_away([letter.letter_id]))
+
+    @contextmanager
+    def _giving(self, caps: Sequence[Cap]) -> Iterator[None]:
+        """Known to who asks for room meanwhile. In the same turn of the loop in which room was found."""
+        self._being_given.update(cap.counter for cap in caps)
+        try:
+            yield
+        finally:
+            self._being_given.subtract(cap.counter for cap in caps)
 
     async def _require_room(self, cap: Cap) -> None:
         """As of a moment ago: no commit guards it, so what is on its way to the ledger goes over the cap."""
@@ -316,7 +334,7 @@ class TemporalJobs(Jobs):
         if now - asked_at > COUNTERS_MS:
             n = (await self._reader.counters(cap.counter)).get(cap.counter, 0)
             self._counters[cap.counter] = now, n
-        if n + len(self._handed_over) >= cap.limit:
+        if n + len(self._handed_over) + self._being_given[cap.counter] >= cap.limit:
             raise LimitReached(cap.counter, cap.limit)
 
     async def _tell_hand_overs(self, job_id: str, seconds: float = 0.0) -> None:
