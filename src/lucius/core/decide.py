@@ -40,7 +40,7 @@ from lucius.core.inputs import (
 from lucius.core.model import AttemptOutcome, Instant, Job, JobStatus, Step, StepStatus, Token
 from lucius.core.steps import DISPATCHED
 
-__all__ = ["counted", "decide", "decide_all", "unacked_counter"]
+__all__ = ["answer_all", "counted", "decide", "decide_all", "unacked_counter"]
 
 Takers = Callable[[str, str], Taker | None]
 """Who of a service waits at this moment for directives of a tenant."""
@@ -65,6 +65,17 @@ def decide_all(
     if takers is not None:
         _hand_over_at_once(draft, takers)
     return draft.finish(replies)
+
+
+def answer_all(view: JobView, inputs: Sequence[Input], now: Instant, env: Env) -> Decision:
+    """How each of them would be answered, and whether anything would come of it. What, is not worked out."""
+    draft = Draft(view, now, env)
+    replies: list[Reply] = []
+    for happened in inputs:
+        if replies:
+            turns.settle(draft)
+        replies.append(_decide(draft, happened))
+    return Decision(job=view.job, replies=tuple(replies), protocol=view.protocol, changes=draft.has_changes)
 
 
 def _hand_over_at_once(draft: Draft, takers: Takers) -> None:

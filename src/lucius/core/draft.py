@@ -256,11 +256,14 @@ class Draft:
 
     # The outcome
 
+    @property
+    def has_changes(self) -> bool:
+        return self._moved or bool(self._events) or bool(self._quarantined) or bool(self._reviews)
+
     def finish(self, replies: tuple[Reply, ...]) -> Decision:
         self._keep_flow()
         self._seal_attempts()
-        changes = self._moved or bool(self._events) or bool(self._quarantined) or bool(self._reviews)
-        job = self.job
+        changes, job = self.has_changes, self.job
         if self._moved:
             self.refresh_status()
             job = replace(

@@ -55,7 +55,7 @@ class Hub:
             if row.status is OutboxStatus.PENDING and row.next_attempt_at is None:
                 self.pulls.wake_one(row.service, row.lane)
                 self.relay.set()
-        if decision.job.due_at is not None:
+        if decision.job.due_at is not None and not decision.job.engine:  # which minds its jobs' clocks itself
             self._note_due(decision.job.due_at, decision.job.updated_at)
         self._note_pick_ups(decision)
         for event in self._watchers.get(decision.job.job_id, ()):

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from lucius.core.decide import Takers, decide_all, unacked_counter
+from lucius.core.decide import Takers, answer_all, decide_all, unacked_counter
 from lucius.core.decision import Decision, Env, JobView, MissingSteps
 from lucius.core.inputs import Input, Taker
 from lucius.core.model import Instant, Job, Millis
@@ -145,6 +145,7 @@ class Jobs:
         fresh: bool = False,
         at: Instant | None = None,
         takers: Takers | None = None,
+        only_answers: bool = False,
     ) -> Decision:
         """What would be decided as things stand, now or then. Nothing is committed. Raises Rejected for an unknown job.
 
@@ -166,7 +167,10 @@ class Jobs:
             try:
                 now = self._clock.now() if at is None else at
                 now = max(now, view.job.updated_at)  # another process may be some milliseconds ahead
-                decision = decide_all(view, happened, now, self._env, None if view.job.engine else takers)
+                if only_answers:
+                    decision = answer_all(view, happened, now, self._env)
+                else:
+                    decision = decide_all(view, happened, now, self._env, None if view.job.engine else takers)
             except MissingSteps as missing:
                 wanted |= missing.step_ids
                 continue

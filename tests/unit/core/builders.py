@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from lucius.core.decide import Takers, decide_all
+from lucius.core.decide import Takers, answer_all, decide_all
 from lucius.core.decision import Applied, CallbackReply, Decision, Defaults, Env, JobView, MissingSteps, Reply
 from lucius.core.inputs import (
     Ack,
@@ -217,6 +217,11 @@ class Story(Acts):
         if first.given:
             self.ids.made = before_it
             self._check_given(whole, inputs, first)
+        self.ids.made = before_it
+        answered = answer_all(whole, inputs, self.now, self.env)
+        assert answered.replies == first.replies, "an answer depends on what follows from it"
+        assert first.changes or not answered.changes
+        self.ids.made = after_it
         assert msgspec.json.encode(whole) == before, "decide changed what it was given"
         return first
 

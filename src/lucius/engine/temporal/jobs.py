@@ -142,7 +142,8 @@ class TemporalJobs(Jobs):
 
         if not callable(inputs) and all(isinstance(one, HandedOver) for one in inputs):
             return await self._give_out(job_id, tuple(inputs), step_id)
-        weighed = await self.weigh(job_id, noted, step_id, fresh=True)
+        only_answers = not callable(inputs) and all(isinstance(one, Said | Clockwork) for one in inputs)
+        weighed = await self.weigh(job_id, noted, step_id, fresh=True, only_answers=only_answers)
         view, happened = seen[-1]
         if view.job.engine != TEMPORAL:
             return await super().apply(job_id, inputs, step_id)
