@@ -1,10 +1,11 @@
-"""Lucius on Temporal, several times over, and a plain Temporal application in turns with it: medians with their spread.
+"""Lucius on Temporal and a plain Temporal application, in turns and several times over: medians with their spread.
 
 python -m bench.run_temporal [--runs 3] [--seconds 8] [--inflight 4 16] [--strict] [--quick] [--stores disk memory]
 
-Each measurement has a new dev server, which keeps what it is told on disk or in memory, and shares the machine's cores
-with all the rest. Bars are ratios within the same run, to the plain application of the same shape; a run below one
-says so, and with --strict ends with an error. Where PostgreSQL is, API and worker are measured as two processes, too.
+Each has a dev server of its own, which keeps what it is told on disk or in memory, and shares the machine's cores with
+all the rest. The two are both up, and one has load while the other has none: a machine that is slower for a minute is
+so for both. Bars are ratios, the median of those of neighbours; a run below one says so, and with --strict ends with an
+error. Where PostgreSQL is, API and worker are measured as two processes, too.
 """
 
 import argparse
@@ -46,13 +47,15 @@ SETTLE_SECONDS = 0.5
 
 class Sizes(Struct, frozen=True, kw_only=True):
     runs: int
+    pairs: int = 2
+    """Of measurements in each run, with several in flight."""
     seconds: float
     inflight: tuple[int, ...]
     stores: tuple[str, ...] = STORES
     peers: bool = True
 
 
-QUICK = Sizes(runs=1, seconds=1.0, inflight=(4,), stores=("memory",), peers=False)
+QUICK = Sizes(runs=1, pairs=1, seconds=1.0, inflight=(4,), stores=("memory",), peers=False)
 
 
 class Measured(Struct):
@@ -149,17 +152,21 @@ def plain(folder: Path, server: TemporalServer) -> Iterator[Stack]:
 # What is measured
 
 
-def ours(bench: Bench, store: str, n: int) -> None:
+def both(bench: Bench, store: str, n: int) -> None:
     """The lag last: who looks for it would slow the rest down."""
-    found = bench.of(store, OURS)
-    folder = bench.folder / f"{store}-ours-{n}"
-    with temporal(folder, durable=store == "disk") as server:
-        with lucius(folder / "data", server) as running:
-            _measure(bench, found, running, server)
-        found.events.append(asyncio.run(events_per_job(server.address)))
+    folder, durable = bench.folder / f"{store}-{n}", store == "disk"
+    with temporal(folder / "ours", durable=durable) as server, temporal(folder / "plain", durable=durable) as other:
+        with lucius(folder / "ours" / "data", server) as running, plain(folder / "plain", other) as peer:
+            pair = [(OURS, running, server), (PLAIN, peer, other)]
+            for inflight in (1, *bench.sizes.inflight):
+                for turn in range(1 if inflight == 1 else bench.sizes.pairs):
+                    for name, stack, its_server in pair if (n + turn) % 2 == 0 else reversed(pair):
+                        _measure_one(bench, bench.of(store, name), stack, its_server, inflight)
+        for name, its_server in ((OURS, server), (PLAIN, other)):
+            bench.of(store, name).events.append(asyncio.run(events_per_job(its_server.address)))
         others = tuple(name for name in PLATFORM if name != LOOKED_AT)
         with lucius(folder / "lag", server, services=others) as running:
-            found.lags += _lags(bench, running)
+            bench.of(store, OURS).lags.extend(_lags(bench, running))
 
 
 def shared(bench: Bench, store: str, n: int) -> None:
@@ -171,15 +178,6 @@ def shared(bench: Bench, store: str, n: int) -> None:
             _measure(bench, found, running, server)
         found.events.append(asyncio.run(events_per_job(server.address)))
     bench.database.drop(name)
-
-
-def peer(bench: Bench, store: str, n: int) -> None:
-    found = bench.of(store, PLAIN)
-    folder = bench.folder / f"{store}-plain-{n}"
-    with temporal(folder, durable=store == "disk") as server:
-        with plain(folder, server) as running:
-            _measure(bench, found, running, server)
-        found.events.append(asyncio.run(events_per_job(server.address)))
 
 
 def bare(bench: Bench, store: str, n: int) -> None:
@@ -200,9 +198,13 @@ def _bare(server: TemporalServer, inflight: int, seconds: float) -> Figures:
 
 def _measure(bench: Bench, found: Measured, running: Stack, server: TemporalServer) -> None:
     for inflight in (1, *bench.sizes.inflight):
-        with _spending(found.spent if inflight == bench.most else [], running.pids, server):
-            figures = measure(running.base_url, inflight, bench.sizes.seconds, f"of-{inflight}")
-        found.rates.setdefault(inflight, []).append(figures)
+        _measure_one(bench, found, running, server, inflight)
+
+
+def _measure_one(bench: Bench, found: Measured, running: Stack, server: TemporalServer, inflight: int) -> None:
+    runs = found.rates.setdefault(inflight, [])
+    with _spending(found.spent if inflight == bench.most else [], running.pids, server):
+        runs.append(measure(running.base_url, inflight, bench.sizes.seconds, f"of-{inflight}-{len(runs)}"))
 
 
 def _lags(bench: Bench, running: Stack) -> list[float]:
@@ -258,8 +260,14 @@ def tell(bench: Bench, store: str) -> None:
 
 
 def _times(bench: Bench, store: str, name: str, inflight: int) -> float:
-    mine, its = (_median(bench.of(store, x).rates[inflight], "jobs_per_second") for x in (OURS, name))
-    return mine / its
+    mine, its = (bench.of(store, x).rates[inflight] for x in (OURS, name))
+    if name == PLAIN:
+        return statistics.median(_ratios(mine, its))
+    return _median(mine, "jobs_per_second") / _median(its, "jobs_per_second")
+
+
+def _ratios(mine: list[Figures], its: list[Figures]) -> list[float]:
+    return [one["jobs_per_second"] / other["jobs_per_second"] for one, other in zip(mine, its, strict=True)]
 
 
 def _show(name: str, runs: list[Figures]) -> None:
@@ -280,8 +288,10 @@ def _tell_cost(found: Measured, name: str) -> None:
 def _tell_bars(bench: Bench, store: str) -> None:
     mine, other = bench.of(store, OURS), bench.of(store, PLAIN)
     for inflight in bench.sizes.inflight:
-        times = _times(bench, store, PLAIN, inflight)
-        bench.bar(times >= RATE_BAR, f"{times:.2f} times the plain jobs/s, {inflight} in flight; at least {RATE_BAR}")
+        ratios = _ratios(mine.rates[inflight], other.rates[inflight])
+        times, spread = statistics.median(ratios), f"{min(ratios):.2f}-{max(ratios):.2f}"
+        said = f"{times:.2f} times the plain jobs/s ({spread}), {inflight} in flight; at least {RATE_BAR}"
+        bench.bar(times >= RATE_BAR, said)
     idle, its = (_median(found.rates[1], "p50_ms") for found in (mine, other))
     bench.bar(idle <= its, f"{idle:.0f} ms for a job alone; at most the plain {its:.0f}")
     events, its = (statistics.median(found.events) / STEPS for found in (mine, other))
@@ -298,17 +308,22 @@ def _median(runs: list[Figures], name: str) -> float:
 
 def in_turns(bench: Bench) -> None:
     """One of each, several times over, so that a machine that slows down slows all of them."""
-    turns: dict[str, Callable[[Bench, str, int], None]] = {OURS: ours, PLAIN: peer}
+    turns: list[tuple[Callable[[Bench, str, int], None], tuple[str, ...]]] = [(both, (OURS, PLAIN))]
     if bench.sizes.peers:
-        turns |= {BARE: bare} if bench.database is None else {SHARED: shared, BARE: bare}
+        turns += [(bare, (BARE,))] if bench.database is None else [(shared, (SHARED,)), (bare, (BARE,))]
     for n in range(bench.sizes.runs):
         for store in bench.sizes.stores:
-            for name in turns if n % 2 == 0 else reversed(turns):
-                turns[name](bench, store, n)
-                rates = (runs[-1]["jobs_per_second"] for runs in bench.of(store, name).rates.values())
-                print(f"run {n + 1}, {store}: {name}: {', '.join(f'{rate:.1f}' for rate in rates)} jobs/s", flush=True)
+            for measured, names in turns if n % 2 == 0 else reversed(turns):
+                measured(bench, store, n)
+                for name in names:
+                    _tell_last(bench, store, n, name)
     for store in bench.sizes.stores:
         tell(bench, store)
+
+
+def _tell_last(bench: Bench, store: str, n: int, name: str) -> None:
+    rates = (runs[-1]["jobs_per_second"] for runs in bench.of(store, name).rates.values())
+    print(f"run {n + 1}, {store}: {name}: {', '.join(f'{rate:.1f}' for rate in rates)} jobs/s", flush=True)
 
 
 @contextlib.contextmanager
