@@ -146,6 +146,9 @@ class Dispatcher:
     def promise(self, decision: Decision) -> list[Promise]:
         return self._hub.pulls.promise(decision.given)
 
+    def freed(self, counter: str) -> None:
+        self._hub.freed(counter)
+
     def doubt(self, decision: Decision) -> None:
         self._doubts.note(decision)
 

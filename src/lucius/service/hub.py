@@ -130,8 +130,13 @@ class Hub:
 
     def _note_pick_ups(self, decision: Decision) -> None:
         for counter, move in decision.counters.items():
-            if move < 0 and counter.startswith(UNACKED):
-                self._note_pick_up(counter.removeprefix(UNACKED))
+            if move < 0:
+                self.freed(counter)
+
+    def freed(self, counter: str) -> None:
+        """There may be room again where this counter was at its limit."""
+        if counter.startswith(UNACKED):
+            self._note_pick_up(counter.removeprefix(UNACKED))
 
     def _note_pick_up(self, service: str) -> None:
         self._pick_ups[service] = self.pick_ups(service) + 1

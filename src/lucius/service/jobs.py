@@ -35,6 +35,9 @@ class HandsOut(Protocol):
     def promise(self, decision: Decision) -> list[Promise]:
         """What the decision gives, once it is durable. To be asked in the same turn of the loop as `taker`."""
 
+    def freed(self, counter: str) -> None:
+        """Less may be on its way than was when somebody found a limit reached."""
+
     def doubt(self, decision: Decision) -> None:
         """It may be durable or not, so what it gives may have been handed over."""
 

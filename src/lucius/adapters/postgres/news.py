@@ -49,7 +49,7 @@ class News:
         for counter, move in decision.counters.items():
             if move < 0 and counter.startswith(UNACKED):
                 self._picked_up[counter.removeprefix(UNACKED)] = None
-        if job.due_at is not None and job.due_at - job.updated_at <= NEAR_MS:
+        if job.due_at is not None and not job.engine and job.due_at - job.updated_at <= NEAR_MS:
             self._due.add(job.due_at)
 
     def note_ready(self, ready: Iterable[tuple[str, int]]) -> None:

@@ -256,9 +256,10 @@ class Activities:
     async def _picked_up(self, what: HandOver, picked_up: HandedOver, claim: Letter) -> Step | None:
         """As the workflow has written it down; None if it has other plans. Its claim is thrown away with that, so who
         claims it looks again first: somebody else may have picked it up."""
-        _, step = await self._find(what)
-        is_ours = step is not None and step.status is StepStatus.DISPATCHING
+        step, is_ours = None, False
         try:
+            _, step = await self._find(what)
+            is_ours = step is not None and step.status is StepStatus.DISPATCHING
             if is_ours:
                 said = pack(picked_up, claim.letter_id)
                 await activity.client().get_workflow_handle(what.job_id).signal("handed_over", [said])

@@ -5,11 +5,12 @@ What is heard is first put into the ledger's inbox: whoever comes after us tells
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import structlog
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from lucius.core.decision import Applied, CallbackReply, Decision, Env, Ignored, JobView, Reply
@@ -85,6 +86,13 @@ class Repeats:
         return due
 
 
+class _HandOvers(Struct):
+    """Of one job, for its workflow to hear with what follows; and what counts them."""
+
+    said: list[Happened] = field(default_factory=list)
+    counters: list[str] = field(default_factory=list)
+
+
 class Store(Ledger, Reader, Inbox, Protocol):
     """All that a job is told, and read from."""
 
@@ -116,9 +124,9 @@ class TemporalJobs(Jobs):
         self._refuses_when_down = refuses_when_down
         self._counters: dict[str, tuple[Instant, int]] = {}
         self._told, self._looked, self._asked = Repeats(), Repeats(), Repeats(first_ms=60_000)
-        self._handed_over: dict[str, list[Happened]] = {}
-        self._being_given: Counter[str] = Counter()
-        """Directives whose letters are just being put in, by what counts them."""
+        self._handed_over: dict[str, _HandOvers] = {}
+        self._on_their_way: Counter[str] = Counter()
+        """Directives that are given out, and their workflows not told so, by what counts them."""
         self._running: AsyncIterator[str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -299,48 +307,67 @@ class TemporalJobs(Jobs):
             await self._require_room(cap)
         happened = tuple(replace(one, caps=()) if isinstance(one, HandedOver) else one for one in happened)
         letter = letter_of(job_id, happened, self._clock.now())
-        with self._giving(caps):
-            if not await claim(self._inbox, letter, lambda: self._take_back(letter)):
-                return _unchanged(view, Ignored("this attempt does not wait to be handed over"))
-            try:
-                weighed = await self.weigh(job_id, happened, step_id, fresh=True)
-            except BaseException:  # cut off, too: it surely was not given out
-                with suppress(LedgerError):
-                    await self._take_back(letter)
-                raise
-            if not isinstance(weighed.reply, Applied):
-                await self._inbox.throw_away([letter.letter_id])
-                return weighed
-            waiting = self._handed_over.setdefault(job_id, [])
-            waiting += [pack(one, letter.letter_id) for one in happened]
+        counters = [cap.counter for cap in caps]
+        self._on_their_way.update(counters)
+        try:
+            given_out = await self._put_and_weigh(view, letter, happened, step_id)
+        except BaseException:
+            self._are_told(counters)
+            raise
+        if not isinstance(given_out.reply, Applied):
+            self._are_told(counters)
+            return given_out
+        waiting = self._handed_over.setdefault(job_id, _HandOvers())
+        waiting.said += [pack(one, letter.letter_id) for one in happened]
+        waiting.counters += counters
         self._in_background(self._tell_hand_overs(job_id, COALESCE_SECONDS))
+        return given_out
+
+    async def _put_and_weigh(
+        self, view: JobView, letter: Letter, happened: tuple[Input, ...], step_id: str | None
+    ) -> Decision:
+        if not await claim(self._inbox, letter, lambda: self._take_back(letter)):
+            return _unchanged(view, Ignored("this attempt does not wait to be handed over"))
+        try:
+            weighed = await self.weigh(letter.job_id, happened, step_id, fresh=True)
+        except BaseException:  # cut off, too: it surely was not given out
+            with suppress(LedgerError):
+                await self._take_back(letter)
+            raise
+        if not isinstance(weighed.reply, Applied):
+            await self._inbox.throw_away([letter.letter_id])
         return weighed
 
     async def _take_back(self, letter: Letter) -> None:
         await asyncio.shield(self._inbox.throw_away([letter.letter_id]))
 
-    @contextmanager
-    def _giving(self, caps: Sequence[Cap]) -> Iterator[None]:
-        """Known to who asks for room meanwhile. In the same turn of the loop in which room was found."""
-        self._being_given.update(cap.counter for cap in caps)
-        try:
-            yield
-        finally:
-            self._being_given.subtract(cap.counter for cap in caps)
+    def _take_handed_over(self, job_id: str) -> list[Happened]:
+        """To tell its workflow of it: from then on the ledger counts it, if there is anything to count."""
+        waiting = self._handed_over.pop(job_id, None)
+        if waiting is None:
+            return []
+        self._are_told(waiting.counters)
+        return waiting.said
+
+    def _are_told(self, counters: Sequence[str]) -> None:
+        self._on_their_way.subtract(counters)
+        if self.hands_out is not None:
+            for counter in counters:
+                self.hands_out.freed(counter)
 
     async def _require_room(self, cap: Cap) -> None:
         """As of a moment ago: no commit guards it, so what is on its way to the ledger goes over the cap."""
         now = self._clock.now()
         asked_at, n = self._counters.get(cap.counter, (0, 0))
-        if now - asked_at > COUNTERS_MS:
+        if now - asked_at > COUNTERS_MS or n + self._on_their_way[cap.counter] >= cap.limit:
             n = (await self._reader.counters(cap.counter)).get(cap.counter, 0)
             self._counters[cap.counter] = now, n
-        if n + len(self._handed_over) + self._being_given[cap.counter] >= cap.limit:
+        if n + self._on_their_way[cap.counter] >= cap.limit:
             raise LimitReached(cap.counter, cap.limit)
 
     async def _tell_hand_overs(self, job_id: str, seconds: float = 0.0) -> None:
         await asyncio.sleep(seconds)
-        said = self._handed_over.pop(job_id, [])
+        said = self._take_handed_over(job_id)
         if said:
             try:
                 await self._workflows.tell(job_id, "handed_over", said)
@@ -353,7 +380,7 @@ class TemporalJobs(Jobs):
         """Answered as it would be decided now: the ledger shows the lease as current, and Temporal has the signal."""
         job_id = view.job.job_id
         letter, is_new = await self._put(letter_of(job_id, happened, self._clock.now()), weighed)
-        before = self._handed_over.pop(job_id, [])
+        before = self._take_handed_over(job_id)
         said = [*before, *(pack(one, letter.letter_id) for one in happened)]
         try:
             if not await self._reach(job_id, happened, said):
