@@ -9,7 +9,7 @@ from aiohttp import web
 
 REQUEST_TYPE = "DOSSIER"
 MOST_PAGES = 5
-CALL = "file"
+CALL, TELL = "file", "tell"
 REFUSES = 0.03
 
 
@@ -52,7 +52,7 @@ def write_protocol(folder: Path, office_url: str) -> None:
             {"step_id": CALL, "kind": "external_call", "external_call": call, "timeout_ms": 1_000},
             {"step_id": "signed", "kind": "wait", "wait": {"signal": "signed"}},
             {"step_id": "rest", "kind": "wait", "wait": {"duration_ms": 50}},
-            {"step_id": "tell", "kind": "notify", "notify": told, "timeout_ms": 1_000},
+            {"step_id": TELL, "kind": "notify", "notify": told, "timeout_ms": 1_000},
             {"step_id": "sis", "step_type": "SIS", "service": "sis"},
         ],
     }

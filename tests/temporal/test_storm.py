@@ -101,9 +101,9 @@ def _check_in_the_middle(cluster: TemporalCluster, postgres: PostgresServer, sch
 
 
 def _is_about_rows(complaint: str, pushes: bool) -> bool:
-    """What workflows publish, and calls, never were in the outbox."""
+    """What workflows publish, calls and notices never were in the outbox."""
     if complaint.endswith("and not in the outbox"):
-        return pushes or f"step {dossier.CALL} " in complaint
+        return pushes or any(f"step {made_by_it} " in complaint for made_by_it in (dossier.CALL, dossier.TELL))
     return pushes and complaint.startswith("the counter pending/")
 
 
