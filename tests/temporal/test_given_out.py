@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ async def _is_told_of_all(plane: ControlPlane) -> bool:
 async def waiting_jobs(plane: ControlPlane) -> list[str]:
     job_ids = [await plane.submit(number) for number in range(JOBS)]
     for job_id in job_ids:
-        await until(lambda job_id=job_id: _is_dispatching(plane, job_id))  # type: ignore[misc]
+        await until(partial(_is_dispatching, plane, job_id))
     return job_ids
 
 
@@ -69,7 +70,7 @@ async def test_no_more_is_given_out_at_once_than_may_be_unacknowledged(plane: Co
         assert len(given) <= CAP
     assert finished == JOBS
     for job_id in job_ids:
-        await until(lambda job_id=job_id: _ended(plane, job_id))  # type: ignore[misc]
+        await until(partial(_ended, plane, job_id))
 
 
 async def test_whoever_waits_at_the_cap_goes_on_when_those_before_are_answered(plane: ControlPlane) -> None:
