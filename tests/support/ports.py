@@ -1,6 +1,6 @@
 """Ports for servers that tests start, stop and start anew on the same port."""
 
-import contextlib
+import itertools
 import os
 import random
 import socket
@@ -16,9 +16,21 @@ def _ports() -> range:
     return range(FIRST + number * EACH, FIRST + (number + 1) * EACH)
 
 
+# In turn, so that none is given out again before all others were: who was given one may not have opened it yet.
+_turn = itertools.cycle(random.SystemRandom().sample(_ports(), EACH))
+
+
 def free_port() -> int:
-    for port in random.SystemRandom().sample(_ports(), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+    for port in itertools.islice(_turn, EACH):
+        if _is_free(port):
             return port
     raise RuntimeError("no free port")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,8 +1,6 @@
 """A real control plane on a real port that can be stopped and started again, and a bad network before it."""
 
 import asyncio
-import contextlib
-import random
 import re
 import socket
 import threading
@@ -16,18 +14,10 @@ import uvicorn
 
 from lucius.client import AsyncClient
 from tests.support.api import KEY, Api, serving, settings_for
+from tests.support.ports import free_port
 
-PORTS = range(20_000, 32_000)  # below those that systems give to clients
 WITHIN = 10.0
 OCR: dict[str, Any] = {"tenant": "acme", "input": "blob://in/a.pdf", "output": "blob://out/a.json"}
-
-
-def free_port() -> int:
-    for port in random.SystemRandom().sample(PORTS, 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError("no free port")
 
 
 class _Uvicorn(uvicorn.Server):
