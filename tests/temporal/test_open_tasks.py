@@ -19,7 +19,7 @@ from temporalio.client import Client
 
 from lucius.core.decision import Decision
 from lucius.core.model import NEVER
-from lucius.engine.temporal import ahead
+from lucius.engine.temporal import ahead, bundles, mail
 from lucius.engine.temporal.client import data_converter
 from tests.support.api import Api, settings_for
 from tests.support.temporal import TemporalServer
@@ -65,9 +65,9 @@ async def world(folder: Path, address: str) -> AsyncIterator[FollowingApi]:
         yield api
 
 
-async def answer(api: Api, most: int = 1, result: Any = None, seconds: float = 0.0) -> int:
+async def answer(api: Api, most: int = 1, result: Any = None, seconds: float = 0.0, wait: int = 5) -> int:
     """So many directives, all at once: however far the ledger is."""
-    pull = "/v1/services/ocr/directives:pull", {"wait_seconds": 5, "max": most}
+    pull = "/v1/services/ocr/directives:pull", {"wait_seconds": wait, "max": most}
     directives = (await Api.call(api, "POST", *pull)).ok()["directives"]
     await asyncio.sleep(seconds)
     for answered in await asyncio.gather(*(api.succeed(directive, result=result) for directive in directives)):
@@ -108,12 +108,31 @@ async def test_many_answers_at_once(tmp_path: Path, temporal_server: TemporalSer
         assert not (await kinds(temporal_server, job_id))["WORKFLOW_TASK_FAILED"]
 
 
+async def test_many_who_answer_at_once_and_again(tmp_path: Path, temporal_server: TemporalServer) -> None:
+    async with world(tmp_path, temporal_server.address) as api:
+        job_id, done = await api.submit(request_type="MAP", payload={"items": list(range(ITEMS))}), 0
+
+        async def serve() -> None:
+            nonlocal done
+            while done < ITEMS:
+                answered = await answer(api, most=3, wait=1)
+                done += answered
+
+        await asyncio.gather(*(serve() for _ in range(20)))
+        assert await api.end(job_id) == "SUCCEEDED"
+        assert await dispositions(api, job_id) == {APPLIED: ITEMS}
+        assert not (await kinds(temporal_server, job_id))["WORKFLOW_TASK_FAILED"]
+
+
 async def test_what_a_lost_task_heard_is_no_duplicate(
     tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Temporal fails a task for which too many signals wait, and who works on it does not know."""
     monkeypatch.setattr(ahead, "MOST_SIGNALS", 10_000)
     monkeypatch.setattr(ahead, "MOST_SECONDS", 60)
+    monkeypatch.setattr(mail, "MOST_AHEAD", 10_000)
+    monkeypatch.setattr(bundles, "MOST_TOGETHER", 1)
+    monkeypatch.setattr(bundles, "PAUSE", 0)
     async with world(tmp_path, temporal_server.address) as api:
         job_id, done = await api.submit(request_type="MAP", payload={"items": list(range(ITEMS))}), 0
         while done < ITEMS:

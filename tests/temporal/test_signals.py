@@ -332,6 +332,30 @@ async def test_an_attempt_that_another_gave_out_while_we_looked_is_not_given_out
         await plane.ended(job_id)
 
 
+async def test_what_is_said_again_while_the_first_is_read_is_a_duplicate(plane: Plane) -> None:
+    """The ledger did not show it yet, and the inbox does no longer."""
+    async with plane.worker():
+        job_id = await plane.api.submit(**TWO_STEPS)
+        directive = await plane.pull("ocr")
+    assert (await plane.api.succeed(directive)).ok()["disposition"] == "APPLIED"
+    store = plane.api.runtime.store
+    put = store.put
+
+    async def put_too_late(letters: Sequence[Letter]) -> list[bool]:
+        store.put = put  # type: ignore[method-assign]
+        await plane.attempt(job_id, "embedding")
+        await plane.read()
+        return await put(letters)
+
+    store.put = put_too_late  # type: ignore[method-assign]
+    again = asyncio.create_task(plane.api.succeed(directive))
+    async with plane.worker():
+        assert (await again).ok()["disposition"] == "DUPLICATE"
+        await plane.do("embedding")
+        await plane.ended(job_id)
+    assert Counter(await plane.dispositions(job_id))["RESULT", "DUPLICATE"] == 1
+
+
 async def test_what_is_said_while_nobody_works_is_applied_when_somebody_does(plane: Plane) -> None:
     async with plane.worker():
         job_id = await plane.api.submit()

@@ -600,6 +600,102 @@ class TestCosts:
         assert found == [[], [Drift("lost", ("ocr",))]] * 2
 
 
+class TestLettersPut:
+    """With whatever is decided in the same turn of the loop."""
+
+    @staticmethod
+    def letter(name: str, size: int = 2) -> Letter:
+        return Letter(name, "j1", "x" * size, 1)
+
+    async def test_they_and_what_is_decided_are_one_transaction(self, ledger: SqliteLedger) -> None:
+        with traced(ledger) as statements:
+            puts = (ledger.put([self.letter(f"n{n}")]) for n in range(8))
+            told = await asyncio.gather(ledger.commit(accept("j1")), *puts, ledger.commit(accept("j2")))
+        assert told == [None, *[[True]] * 8, None]
+        assert statements.count("COMMIT") == 1
+
+    async def test_they_alone_are_one_transaction(self, ledger: SqliteLedger) -> None:
+        with traced(ledger) as statements:
+            await asyncio.gather(*(ledger.put([self.letter(f"n{n}")]) for n in range(8)))
+        assert statements.count("COMMIT") == 1
+
+    async def test_who_puts_the_same_hears_of_it_when_it_is_there(self, ledger: SqliteLedger, path: Path) -> None:
+        first = asyncio.create_task(ledger.put([self.letter("a")]))
+        await asyncio.sleep(0)
+        assert await ledger.put([self.letter("a"), self.letter("b")]) == [False, True]
+        assert raw(path, "SELECT letter_id FROM inbox ORDER BY 1") == [("a",), ("b",)]
+        assert await first == [True]
+
+    async def test_one_that_does_not_fit_is_in_nobodys_way(self, path: Path) -> None:
+        ledger = SqliteLedger.open(path, max_page_count=100)
+        too_large = self.letter("b", 1_000_000)
+        told = await asyncio.gather(
+            ledger.put([self.letter("a")]),
+            ledger.put([too_large]),
+            ledger.put([too_large]),
+            ledger.commit(accept("j1")),
+            ledger.put([self.letter("c")]),
+            return_exceptions=True,
+        )
+        assert [type(outcome) for outcome in told] == [list, LedgerFull, LedgerFull, type(None), list]
+        assert raw(path, "SELECT letter_id FROM inbox ORDER BY 1") == [("a",), ("c",)]
+        assert await ledger.put([self.letter("b")]) == [True], "it may come again"
+        await ledger.close()
+
+    async def test_a_shell_that_holds_the_file_is_waited_for_once(self, ledger: SqliteLedger, path: Path) -> None:
+        ledger._store.connection.execute("PRAGMA busy_timeout = 10")
+        with closing(sqlite3.connect(path, isolation_level=None)) as shell:
+            shell.execute("BEGIN IMMEDIATE")
+            with traced(ledger) as statements:
+                puts = (ledger.put([self.letter(f"n{n}")]) for n in range(3))
+                told = await asyncio.gather(ledger.commit(accept("j1")), *puts, return_exceptions=True)
+            assert [type(outcome) for outcome in told] == [LedgerBusy] * 4
+            assert statements.count("BEGIN IMMEDIATE") <= 1
+            shell.execute("ROLLBACK")
+
+    async def test_one_that_is_coming_can_be_thrown_away(self, ledger: SqliteLedger, path: Path) -> None:
+        coming = asyncio.create_task(ledger.put([self.letter("a")]))
+        await asyncio.sleep(0)
+        await ledger.throw_away(["a"])
+        assert await coming == [True]
+        assert raw(path, "SELECT letter_id FROM inbox") == []
+
+    async def test_one_that_does_not_fit_keeps_none_from_being_thrown_away(self, path: Path) -> None:
+        ledger = SqliteLedger.open(path, max_page_count=100)
+        await ledger.put([self.letter("a")])
+        coming = asyncio.create_task(ledger.put([self.letter("b", 1_000_000)]))
+        await asyncio.sleep(0)
+        await ledger.throw_away(["a"])
+        assert raw(path, "SELECT letter_id FROM inbox") == []
+        with pytest.raises(LedgerFull):
+            await coming
+        await ledger.close()
+
+    async def test_who_is_cut_off_takes_no_other_with_him(self, ledger: SqliteLedger, path: Path) -> None:
+        cut_off = asyncio.create_task(ledger.put([self.letter("a")]))
+        other = asyncio.create_task(ledger.put([self.letter("a")]))
+        await asyncio.sleep(0)
+        cut_off.cancel()
+        assert await other == [False]
+        assert raw(path, "SELECT letter_id FROM inbox") == [("a",)]
+
+    async def test_those_that_come_when_it_is_closed_are_there(self, path: Path) -> None:
+        ledger = SqliteLedger.open(path)
+        coming = asyncio.create_task(ledger.put([self.letter("a")]))
+        await asyncio.sleep(0)
+        await ledger.close()
+        assert await coming == [True]
+        assert raw(path, "SELECT letter_id FROM inbox") == [("a",)]
+
+    async def test_one_that_does_not_fit_when_it_is_closed_is_refused(self, path: Path) -> None:
+        ledger = SqliteLedger.open(path, max_page_count=100)
+        coming = asyncio.create_task(ledger.put([self.letter("a", 1_000_000)]))
+        await asyncio.sleep(0)
+        await ledger.close()
+        with pytest.raises(LedgerFull):
+            await coming
+
+
 class TestLettersThrownAway:
     """Those that are in a job's history go with the next write; a claim that was given back goes at once."""
 

@@ -61,9 +61,14 @@ class SqliteLedger(GroupCommit, SqliteReader, SqliteOutbox, SqliteReviews, Sqlit
     async def close(self) -> None:
         if not self._closed:
             self._drain()
+            self._write_letters()
             with suppress(LedgerError):  # they are read once more
                 self._write_along(())
             self._store.close()
+
+    def _flush(self) -> None:
+        super()._flush()
+        self._write_letters()
 
     def _write(self, decisions: Sequence[Decision]) -> list[Exception | None]:
         batch = Batch(self._store, self._mirror)

@@ -35,6 +35,7 @@ from lucius.core.inputs import (
 from lucius.core.model import Disposition, Instant, Job, JobStatus, Millis
 from lucius.core.protocol import OF_THE_ENGINE
 from lucius.engine.temporal.ahead import Ahead
+from lucius.engine.temporal.bundles import Bundles
 from lucius.engine.temporal.claims import claim
 from lucius.engine.temporal.parts import first_part
 from lucius.engine.temporal.wire import ACT, CLAIM, Happened, letter_of, pack, packed_letter, repeated, unpacked_replies
@@ -56,6 +57,7 @@ COUNTERS_MS = 50
 CLAIM_MS: Millis = 30_000  # more than it takes to publish
 MOST_UNREAD, MOST_PAGES = 200, 500
 MOST_REMEMBERED = MOST_UNREAD * MOST_PAGES  # fewer would be forgotten before they are asked for again
+MOST_SAID = 10_000
 MOST_NAMED, MOST_STARTS = 20, 3
 MOST_COMPARED = 5_000
 """Workflows that one look compares with the ledger, each by a read of its own; the next look goes on behind them."""
@@ -64,6 +66,7 @@ LONGEST_PAUSE_MS: Millis = 300_000
 Reviving = Retry | Skip | Compensate | Adopt
 Clockwork = DeadlinePassed | Repair | RetryHandOver
 Said = Ack | Heartbeat | Succeeded | Failed | Poisoned
+RESULTS = {Succeeded.__name__, Failed.__name__}
 
 
 class Repeats:
@@ -127,6 +130,9 @@ class TemporalJobs(Jobs):
         self._handed_over: dict[str, _HandOvers] = {}
         self._on_their_way: Counter[str] = Counter()
         """Directives that are given out, and their workflows not told so, by what counts them."""
+        self._said: dict[str, None] = {}
+        """Letters that were put in here, the last of them: the inbox forgets them when they are read."""
+        self._bundles = Bundles(self._reach)
         self._running: AsyncIterator[str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -174,6 +180,7 @@ class TemporalJobs(Jobs):
     async def close(self) -> None:
         """Hand-overs that wait for company are told now."""
         await asyncio.gather(*(self._tell_hand_overs(job_id) for job_id in list(self._handed_over)))
+        self._bundles.close()
         for task in self._tasks:
             task.cancel()
 
@@ -383,7 +390,7 @@ class TemporalJobs(Jobs):
         before = self._take_handed_over(job_id)
         said = [*before, *(pack(one, letter.letter_id) for one in happened)]
         try:
-            if not await self._reach(job_id, happened, said):
+            if not await self._bundles.reach(job_id, said):
                 await self._inbox.throw_away([letter.letter_id])
                 return await super().apply(job_id, inputs, step_id)
         except EngineDown:
@@ -393,12 +400,12 @@ class TemporalJobs(Jobs):
             raise
         return weighed if is_new else replace(weighed, replies=tuple(map(_said_before, weighed.replies)))
 
-    async def _reach(self, job_id: str, happened: tuple[Input, ...], said: list[Happened]) -> bool:
+    async def _reach(self, job_id: str, said: Sequence[Happened]) -> bool:
         """Its workflow, started anew if need be; False if the job has ended. Raises EngineDown."""
         for _ in range(MOST_STARTS):
             try:
                 task = self._ahead.task(job_id)
-                await self._workflows.tell(job_id, _signal(happened), said, task.run_id if task else "")
+                await self._workflows.tell(job_id, _signal(said), said, task.run_id if task else "")
             except NoWorkflow:
                 fresh = await self._ledger.load(job_id, fresh=True)
                 if fresh is None or not fresh.job.live:
@@ -413,11 +420,18 @@ class TemporalJobs(Jobs):
     async def _put(self, letter: Letter, weighed: Decision) -> tuple[Letter, bool]:
         """Into the inbox; and whether it was said for the first time, as far as can be seen. What counts for nothing
         may have been said before, when it did."""
-        if any(map(_is_applied, weighed.replies)) and (await self._inbox.put([letter]))[0]:
+        said_here = letter.letter_id in self._said
+        if not said_here and any(map(_is_applied, weighed.replies)) and (await self._inbox.put([letter]))[0]:
+            self._remember(letter)
             return letter, True
         again = repeated(letter)
         await self._inbox.put([again])
         return again, False
+
+    def _remember(self, letter: Letter) -> None:
+        self._said[letter.letter_id] = None
+        while len(self._said) > MOST_SAID:
+            del self._said[next(iter(self._said))]
 
     async def _act(self, view: JobView, weighed: Decision, asked: Input) -> Decision:
         self._ahead.told(view.job.job_id, ())
@@ -432,12 +446,13 @@ class TemporalJobs(Jobs):
         task.add_done_callback(self._tasks.discard)
 
 
-def _signal(happened: Sequence[Input]) -> str:
-    if any(isinstance(one, Succeeded | Failed) for one in happened):
+def _signal(said: Sequence[Happened]) -> str:
+    kinds = {happened.kind for happened in said}
+    if kinds & RESULTS:
         return "step_result"
-    if any(isinstance(one, Ack) for one in happened):
+    if Ack.__name__ in kinds:
         return "step_ack"
-    return "heartbeat" if all(isinstance(one, Heartbeat) for one in happened) else "look"
+    return "heartbeat" if Heartbeat.__name__ in kinds else "look"
 
 
 def _is_applied(reply: Reply) -> bool:

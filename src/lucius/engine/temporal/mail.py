@@ -16,6 +16,9 @@ from lucius.engine.temporal.wire import Answer, Happened, Turn, first_of, unpack
 MOST_AT_ONCE = 10
 """Inputs in one decision, which touches a few dozen rows at most."""
 MOST_REMEMBERED = 200
+MOST_AHEAD = 40
+"""Letters that one task hears of before their signals come, which wait for it to end: Temporal fails a task for which
+a hundred wait."""
 
 
 class Waiting:
@@ -58,6 +61,10 @@ class Mail:
     def is_ahead(self) -> bool:
         """Whether signals have yet to come that say nothing new."""
         return bool(self._ahead)
+
+    @property
+    def is_far_ahead(self) -> bool:
+        return len(self._ahead) > MOST_AHEAD
 
     @property
     def is_doubtful(self) -> bool:

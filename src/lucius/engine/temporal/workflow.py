@@ -314,11 +314,11 @@ class JobWorkflow:
     # Time
 
     def _hurries(self) -> bool:
-        """What an act came to is told when the task ends, and only then a new run begins; and while there is enough to
-        do, nobody waits for more."""
+        """What an act came to is told when the task ends, and only then a new run begins, and signals come that were
+        heard before; and while there is enough to do, nobody waits for more."""
         about = workflow.info()
         acted = self._hurried_in == about.get_current_history_length()
-        return acted or self._mail.waits or about.is_continue_as_new_suggested()
+        return acted or self._mail.waits or self._mail.is_far_ahead or about.is_continue_as_new_suggested()
 
     def _has_work(self) -> bool:
         now = _now()

@@ -1,0 +1,159 @@
+"""What is said of one job at the same time goes out together, and a crowd is slowed down."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from msgspec import Raw
+
+from lucius.engine.temporal import bundles
+from lucius.engine.temporal.bundles import Bundles
+from lucius.engine.temporal.wire import Happened
+from lucius.ports.errors import EngineDown
+from tests.support.until import until
+
+
+def said(letter: str, size: int = 2) -> list[Happened]:
+    return [Happened("Succeeded", Raw(b"x" * size), letter)]
+
+
+class Temporal:
+    """What is sent, which takes until it is let through."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.sent: list[tuple[str, list[str]]] = []
+        self.refuses: set[str] = set()
+        self.let_through = asyncio.Event()
+        if not held:
+            self.let_through.set()
+
+    async def reach(self, job_id: str, happened: Sequence[Happened]) -> bool:
+        letters = [one.letter for one in happened]
+        self.sent.append((job_id, letters))
+        await asyncio.sleep(0)
+        await self.let_through.wait()
+        if self.refuses.intersection(letters):
+            raise EngineDown("not now")
+        return "ended" not in letters
+
+    @property
+    def letters(self) -> list[list[str]]:
+        return [letters for _, letters in self.sent]
+
+
+async def until_sent(temporal: Temporal, signals: int) -> None:
+    await until(lambda: len(temporal.sent) >= signals)
+
+
+async def test_who_comes_while_one_is_under_way_goes_with_the_next() -> None:
+    temporal = Temporal(held=True)
+    tell = Bundles(temporal.reach).reach
+    first = asyncio.create_task(tell("job", said("a")))
+    await until_sent(temporal, 1)
+    others = [asyncio.create_task(tell("job", said(letter))) for letter in "bcd"]
+    elsewhere = asyncio.create_task(tell("another", said("e")))
+    await until_sent(temporal, 2)
+    assert temporal.sent == [("job", ["a"]), ("another", ["e"])]
+    temporal.let_through.set()
+    assert await asyncio.gather(first, *others, elsewhere) == [True] * 5
+    assert temporal.letters == [["a"], ["e"], ["b", "c", "d"]]
+
+
+async def test_who_comes_in_the_same_turn_goes_together() -> None:
+    temporal = Temporal()
+    tell = Bundles(temporal.reach).reach
+    await asyncio.gather(*(tell("job", said(letter)) for letter in "abc"))
+    assert temporal.letters == [["a", "b", "c"]]
+
+
+async def test_one_that_is_large_goes_by_itself() -> None:
+    temporal = Temporal()
+    tell = Bundles(temporal.reach).reach
+    large = bundles.MOST_BYTES + 1
+    await asyncio.gather(*(tell("job", said(letter, size)) for letter, size in (("a", 2), ("b", large), ("c", 2))))
+    assert temporal.letters == [["a"], ["b"], ["c"]]
+
+
+async def test_no_more_than_so_many_go_together() -> None:
+    temporal = Temporal()
+    tell = Bundles(temporal.reach).reach
+    letters = [str(n) for n in range(bundles.MOST_TOGETHER + 1)]
+    await asyncio.gather(*(tell("job", said(letter)) for letter in letters))
+    assert temporal.letters == [letters[:-1], letters[-1:]]
+
+
+async def test_what_became_of_a_bundle_is_told_to_all_who_are_in_it_and_to_nobody_else() -> None:
+    temporal = Temporal(held=True)
+    tell = Bundles(temporal.reach).reach
+    first = asyncio.create_task(tell("job", said("a")))
+    await until_sent(temporal, 1)
+    temporal.refuses.add("b")
+    others = [asyncio.create_task(tell("job", said(letter))) for letter in "bc"]
+    await asyncio.sleep(0)
+    temporal.let_through.set()
+    assert await first
+    assert [type(error) for error in await asyncio.gather(*others, return_exceptions=True)] == [EngineDown] * 2
+    assert await tell("job", said("d"))
+    assert not await tell("job", said("ended"))
+
+
+async def test_who_is_cut_off_takes_nobody_with_him() -> None:
+    temporal = Temporal(held=True)
+    tell = Bundles(temporal.reach).reach
+    first, second = (asyncio.create_task(tell("job", said(letter))) for letter in "ab")
+    await until_sent(temporal, 1)
+    first.cancel()
+    third = asyncio.create_task(tell("job", said("c")))
+    await asyncio.sleep(0)
+    third.cancel()
+    temporal.let_through.set()
+    assert await second
+    assert first.cancelled()
+    await until_sent(temporal, 2)
+    assert temporal.letters == [["a", "b"], ["c"]]
+
+
+async def test_whoever_still_waits_at_the_end_is_cut_off() -> None:
+    temporal = Temporal(held=True)
+    all_jobs = Bundles(temporal.reach)
+    first = asyncio.create_task(all_jobs.reach("job", said("a")))
+    await until_sent(temporal, 1)
+    second = asyncio.create_task(all_jobs.reach("job", said("b")))
+    await asyncio.sleep(0)
+    all_jobs.close()
+    found = await asyncio.gather(first, second, return_exceptions=True)
+    assert [type(error) for error in found] == [asyncio.CancelledError] * 2
+
+
+async def test_a_crowd_is_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However quick Temporal is: another comes with each turn of the loop."""
+    monkeypatch.setattr(bundles, "PAUSE", 0.01)
+    temporal, loop = Temporal(), asyncio.get_running_loop()
+    tell = Bundles(temporal.reach).reach
+    began, told = loop.time(), list[asyncio.Task[bool]]()
+    while loop.time() < began + 0.2:
+        told.append(asyncio.create_task(tell("job", said(str(len(told))))))
+        await asyncio.sleep(0)
+    await asyncio.gather(*told)
+    assert len(told) > 500
+    full = len(told) / bundles.MOST_TOGETHER
+    assert len(temporal.sent) <= bundles.FEW + 2 + full + (loop.time() - began) / 0.01
+    assert [letter for letters in temporal.letters for letter in letters] == [str(n) for n in range(len(told))]
+
+
+async def test_one_after_the_other_is_no_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "PAUSE", 60)
+    tell = Bundles(Temporal().reach).reach
+    async with asyncio.timeout(10):
+        for n in range(10 * bundles.FEW):
+            await tell("job", said(str(n)))
+
+
+async def test_a_crowd_that_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "PAUSE", 0)
+    monkeypatch.setattr(bundles, "LONGEST_GAP", 0.01)
+    temporal = Temporal()
+    jobs = Bundles(temporal.reach)
+    for _ in range(5):
+        await asyncio.gather(*(jobs.reach("job", said(str(n), bundles.MOST_BYTES)) for n in range(bundles.FEW + 3)))
+    await until(lambda: not jobs.busy)
