@@ -14,7 +14,7 @@ from temporalio.client import Client
 
 from lucius.core.decision import Decision, Defaults
 from lucius.core.model import NEVER
-from lucius.engine.temporal import ahead, further, jobs, setup
+from lucius.engine.temporal import ahead, further, given_out, setup
 from lucius.engine.temporal.ahead import Ahead
 from lucius.engine.temporal.client import data_converter
 from lucius.engine.temporal.further import env_of
@@ -88,7 +88,7 @@ async def test_the_run_that_listens_is_told_and_if_that_is_gone_whichever_there_
         await tell(self, job_id, signal, said, str(uuid.uuid4()) if gone else run_id)
 
     monkeypatch.setattr(Workflows, "tell", noted)
-    monkeypatch.setattr(jobs, "COALESCE_SECONDS", 60)
+    monkeypatch.setattr(given_out, "COALESCE_SECONDS", 60)
     job_id = await api.submit()
     await answered(api, "ocr")
     events = await history(temporal_server, job_id)
@@ -155,7 +155,7 @@ async def test_only_what_temporal_has_is_announced_and_hand_overs_with_what_foll
     async def away(*_: object) -> None:
         raise EngineDown("Temporal: away")
 
-    monkeypatch.setattr(jobs, "COALESCE_SECONDS", 5)
+    monkeypatch.setattr(given_out, "COALESCE_SECONDS", 5)
     async with serving_over(settings_for(tmp_path, ledger_url=emptied_postgres_url), temporal_server) as api:
         store, kinds = api.runtime.store, dict[str, list[str]]()
         announced: list[list[str]] = []

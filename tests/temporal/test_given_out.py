@@ -47,7 +47,7 @@ async def plane(
 
 async def _is_told_of_all(plane: ControlPlane) -> bool:
     assert plane.runtime.temporal is not None
-    return not +plane.runtime.temporal.jobs._on_their_way
+    return not +plane.runtime.temporal.jobs._given_out._on_their_way
 
 
 async def waiting_jobs(plane: ControlPlane) -> list[str]:
@@ -71,6 +71,13 @@ async def test_no_more_is_given_out_at_once_than_may_be_unacknowledged(plane: Co
     assert finished == JOBS
     for job_id in job_ids:
         await until(partial(_ended, plane, job_id))
+
+
+async def test_what_was_given_out_is_in_nobodys_way(plane: ControlPlane) -> None:
+    """Its row is PENDING until its workflow has heard of it, and the first that the next puller finds."""
+    await waiting_jobs(plane)
+    consumer = plane.consumer("ocr")
+    assert [len(await consumer.pull(1, 0)) for _ in range(CAP + 1)] == [1] * CAP + [0]
 
 
 async def test_whoever_waits_at_the_cap_goes_on_when_those_before_are_answered(plane: ControlPlane) -> None:

@@ -143,3 +143,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     def expected_version(self) -> int:
         """The version the ledger must still hold; 0 for a job that does not exist yet."""
         return self.job.version - 1
+
+
+def unchanged(view: JobView, reply: Reply) -> Decision:
+    """There is nothing to commit."""
+    return Decision(job=view.job, replies=(reply,), protocol=view.protocol, changes=False)

@@ -50,6 +50,8 @@ MOST_AT_ONCE = 1_024
 MOST_UNCLAIMED = 1_000
 ASIDE_SECONDS = 8.0  # with its jitter less than HOLD_MS: nobody else tries what we have set aside
 MOST_ASIDE = 200
+SETTLED_WITHIN = 2.0
+"""So soon, as a rule, does an engine of its own settle the row of what was given out."""
 
 
 class Attempted(Protocol):
@@ -93,6 +95,8 @@ class Dispatcher:
         self._put_off = PutOff(clock, jitter, most_names=MOST_UNCLAIMED)
         self._aside: set[str] = set()
         """Rows of jobs that can't be decided about. Put back at once they would be the next to be taken, for ever."""
+        self._unsettled: set[str] = set()
+        """Rows of what was given out: PENDING still, and wanted by nobody."""
         self._returning: set[asyncio.Task[None]] = set()
         self._jitter = jitter
         self._pace = Pace(MOST_AT_ONCE, jitter, lambda: asyncio.get_running_loop().time())
@@ -232,9 +236,9 @@ class Dispatcher:
         return rows
 
     def let_go(self, rows: Collection[OutboxRow]) -> None:
-        """They are settled, or somebody else may have them, unless they are set aside."""
+        """They are settled, or somebody else may have them, unless they are set aside or will be settled soon."""
         for row in rows:
-            if row.outbox_id not in self._aside:
+            if row.outbox_id not in self._aside and row.outbox_id not in self._unsettled:
                 self._taken.get(row.service, set()).discard(row.outbox_id)
 
     async def put_back(self, rows: Collection[OutboxRow]) -> None:
@@ -303,7 +307,20 @@ class Dispatcher:
         decision = await self._report(
             row, HandedOver(row.step_id, row.attempt_no, row.lease_id, self._caps(row.service))
         )
-        return await self.directive(row, decision) if decision is not None else None
+        if decision is None:
+            return None
+        if decision.job.engine:
+            self._leave_to_its_engine(row)
+        return await self.directive(row, decision)
+
+    def _leave_to_its_engine(self, row: OutboxRow) -> None:
+        """Which settles it with the next thing that happens. Until then whoever pulls would try it first, in vain."""
+        self._unsettled.add(row.outbox_id)
+        asyncio.get_running_loop().call_later(SETTLED_WITHIN, self._is_settled, row)
+
+    def _is_settled(self, row: OutboxRow) -> None:
+        self._unsettled.discard(row.outbox_id)
+        self.let_go([row])
 
     async def release_claims(self) -> None:
         """Give back the claims on what was surely not published; left alone they would count as handed over."""

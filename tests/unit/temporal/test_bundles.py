@@ -23,6 +23,7 @@ class Temporal:
     def __init__(self, *, held: bool = False) -> None:
         self.sent: list[tuple[str, list[str]]] = []
         self.refuses: set[str] = set()
+        self.cut_off: set[str] = set()
         self.let_through = asyncio.Event()
         if not held:
             self.let_through.set()
@@ -34,6 +35,8 @@ class Temporal:
         await self.let_through.wait()
         if self.refuses.intersection(letters):
             raise EngineDown("not now")
+        if self.cut_off.intersection(letters):
+            raise asyncio.CancelledError
         return "ended" not in letters
 
     @property
@@ -122,7 +125,22 @@ async def test_whoever_still_waits_at_the_end_is_cut_off() -> None:
     await asyncio.sleep(0)
     all_jobs.close()
     found = await asyncio.gather(first, second, return_exceptions=True)
-    assert [type(error) for error in found] == [asyncio.CancelledError] * 2
+    assert [type(error) for error in found] == [EngineDown] * 2
+
+
+async def test_a_signal_that_is_cut_off_by_itself_is_in_nobodys_way() -> None:
+    """A connection may be cut that many wait for together."""
+    temporal = Temporal(held=True)
+    tell = Bundles(temporal.reach).reach
+    temporal.cut_off.add("a")
+    first = asyncio.create_task(tell("job", said("a")))
+    await until_sent(temporal, 1)
+    second = asyncio.create_task(tell("job", said("b")))
+    await asyncio.sleep(0)
+    temporal.let_through.set()
+    found = await asyncio.gather(first, second, return_exceptions=True)
+    assert [type(error) for error in found] == [EngineDown] * 2
+    assert await tell("job", said("c"))
 
 
 async def test_a_crowd_is_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from lucius.engine.temporal.wire import Happened
+from lucius.ports.errors import EngineDown
 
 MOST_TOGETHER, MOST_BYTES = 100, 400_000
 """Temporal takes no signal over 2 MB; one that is large by itself goes alone."""
@@ -39,11 +40,11 @@ class Bundles:
         """Whoever is cut off meanwhile takes back nothing. Raises what `reach` raises, for all of a bundle."""
         job = self._rounds.get(job_id)
         if job is None:
-            job = self._rounds[job_id] = _Round(job_id, self._reach, lambda: self._rounds.pop(job_id))
+            job = self._rounds[job_id] = _Round(job_id, self._reach, lambda: self._rounds.pop(job_id, None))
         return await asyncio.shield(job.take(said))
 
     def close(self) -> None:
-        for job in self._rounds.values():
+        for job in list(self._rounds.values()):
             job.close()
 
 
@@ -52,7 +53,7 @@ class _Bundle:
         self.said: list[Happened] = []
         self._bytes = 0
         self.reached: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.reached.add_done_callback(lambda done: done.cancelled() or done.exception())  # who asked may be gone
+        self.reached.add_done_callback(lambda done: done.exception())  # who asked may be gone
 
     def takes(self, said: Sequence[Happened]) -> bool:
         """If there is room."""
@@ -86,18 +87,25 @@ class _Round:
 
     def close(self) -> None:
         self._task.cancel()
+        self._cut_off()
+
+    def _cut_off(self) -> None:
         for bundle in (*([self._sending] if self._sending else ()), *self._waiting):
-            bundle.reached.cancel()
+            if not bundle.reached.done():
+                bundle.reached.set_exception(EngineDown("Temporal: the signal was cut off"))
 
     async def _run(self) -> None:
-        while await self._has_more():
-            self._sending = self._waiting.popleft()
-            await self._send(self._sending)
-            self._sending = None
-            self._crowd = min(self._crowd + 1, FEW + 2) if self._waiting else max(self._crowd - 1, 0)
-            if self._crowd > FEW:
-                await asyncio.sleep(PAUSE)
-        self._on_end()  # at once: who comes now begins another
+        try:
+            while await self._has_more():
+                self._sending = self._waiting.popleft()
+                await self._send(self._sending)
+                self._sending = None
+                self._crowd = min(self._crowd + 1, FEW + 2) if self._waiting else max(self._crowd - 1, 0)
+                if self._crowd > FEW:
+                    await asyncio.sleep(PAUSE)
+        finally:
+            self._on_end()  # at once: who comes now begins another
+            self._cut_off()
 
     async def _has_more(self) -> bool:
         if not self._waiting and self._crowd:

@@ -4,20 +4,17 @@ What is heard is first put into the ledger's inbox: whoever comes after us tells
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
 import structlog
-from msgspec import Struct, field
 from msgspec.structs import replace
 
-from lucius.core.decision import Applied, CallbackReply, Decision, Env, Ignored, JobView, Reply
+from lucius.core.decision import CallbackReply, Decision, Env, Ignored, JobView, Reply, unchanged
 from lucius.core.inputs import (
     Ack,
     Adopt,
-    Cap,
     Compensate,
     DeadlinePassed,
     Failed,
@@ -36,12 +33,12 @@ from lucius.core.model import Disposition, Instant, Job, JobStatus, Millis
 from lucius.core.protocol import OF_THE_ENGINE
 from lucius.engine.temporal.ahead import Ahead
 from lucius.engine.temporal.bundles import Bundles
-from lucius.engine.temporal.claims import claim
+from lucius.engine.temporal.given_out import GivenOut
 from lucius.engine.temporal.parts import first_part
 from lucius.engine.temporal.wire import ACT, CLAIM, Happened, letter_of, pack, packed_letter, repeated, unpacked_replies
 from lucius.engine.temporal.workflows import NoAnswer, NoWorkflow, Workflows
 from lucius.ports.clock import Clock
-from lucius.ports.errors import EngineDown, LedgerError, LimitReached
+from lucius.ports.errors import EngineDown, LimitReached
 from lucius.ports.inbox import Inbox, Letter
 from lucius.ports.ledger import Ledger, Reader
 from lucius.service.jobs import Inputs, Jobs
@@ -51,9 +48,6 @@ log = structlog.get_logger(__name__)
 TEMPORAL = "temporal"
 GRACE_MS = 5_000
 """A workflow minds its own clocks; so long after one has rung, somebody looks whether it is awake."""
-COALESCE_SECONDS = 0.4
-"""A hand-over can wait this long for the callback that mostly follows: one signal instead of two."""
-COUNTERS_MS = 50
 CLAIM_MS: Millis = 30_000  # more than it takes to publish
 MOST_UNREAD, MOST_PAGES = 200, 500
 MOST_REMEMBERED = MOST_UNREAD * MOST_PAGES  # fewer would be forgotten before they are asked for again
@@ -89,13 +83,6 @@ class Repeats:
         return due
 
 
-class _HandOvers(Struct):
-    """Of one job, for its workflow to hear with what follows; and what counts them."""
-
-    said: list[Happened] = field(default_factory=list)
-    counters: list[str] = field(default_factory=list)
-
-
 class Store(Ledger, Reader, Inbox, Protocol):
     """All that a job is told, and read from."""
 
@@ -125,11 +112,8 @@ class TemporalJobs(Jobs):
         self._ahead = ahead
         self._on_repair = on_repair
         self._refuses_when_down = refuses_when_down
-        self._counters: dict[str, tuple[Instant, int]] = {}
         self._told, self._looked, self._asked = Repeats(), Repeats(), Repeats(first_ms=60_000)
-        self._handed_over: dict[str, _HandOvers] = {}
-        self._on_their_way: Counter[str] = Counter()
-        """Directives that are given out, and their workflows not told so, by what counts them."""
+        self._given_out = GivenOut(store, clock, workflows, self._weigh_anew, self._freed)
         self._said: dict[str, None] = {}
         """Letters that were put in here, the last of them: the inbox forgets them when they are read."""
         self._bundles = Bundles(self._reach)
@@ -155,7 +139,7 @@ class TemporalJobs(Jobs):
             return happened
 
         if not callable(inputs) and all(isinstance(one, HandedOver) for one in inputs):
-            return await self._give_out(job_id, tuple(inputs), step_id)
+            return await self._give_out(job_id, inputs, step_id)
         only_answers = not callable(inputs) and all(isinstance(one, Said | Clockwork) for one in inputs)
         weighed = await self.weigh(job_id, noted, step_id, fresh=True, only_answers=only_answers)
         view, happened = seen[-1]
@@ -166,7 +150,7 @@ class TemporalJobs(Jobs):
                 with suppress(EngineDown, NoWorkflow):  # then it is for a later look; others must not wait for it
                     await self._see_to(view)
                     await self._repair(view, happened)
-            return _unchanged(view, Ignored("the job's workflow minds this"))
+            return unchanged(view, Ignored("the job's workflow minds this"))
         if not view.job.live and not any(isinstance(one, Reviving) for one in happened):
             return await super().apply(job_id, inputs, step_id)
         if not weighed.changes:
@@ -178,8 +162,7 @@ class TemporalJobs(Jobs):
         return await self._act(view, weighed, asked)
 
     async def close(self) -> None:
-        """Hand-overs that wait for company are told now."""
-        await asyncio.gather(*(self._tell_hand_overs(job_id) for job_id in list(self._handed_over)))
+        await self._given_out.close()
         self._bundles.close()
         for task in self._tasks:
             task.cancel()
@@ -300,86 +283,18 @@ class TemporalJobs(Jobs):
             with suppress(NoWorkflow):
                 await self._workflows.tell(job.job_id, "look", [])
 
-    async def _give_out(self, job_id: str, happened: tuple[Input, ...], step_id: str | None) -> Decision:
-        """To whoever puts the letter in. The workflow hears of it with the next callback, or in a moment.
-
-        A letter is thrown away once the ledger shows what it says. So who puts it in looks again: meanwhile another may
-        have given it out and been through with it.
-        """
+    async def _give_out(self, job_id: str, happened: Sequence[Input], step_id: str | None) -> Decision:
         view = await self._ledger.load(job_id)
         if view is None or view.job.engine != TEMPORAL:
             return await super().apply(job_id, happened, step_id)
-        caps = [cap for one in happened if isinstance(one, HandedOver) for cap in one.caps]
-        for cap in caps:
-            await self._require_room(cap)
-        happened = tuple(replace(one, caps=()) if isinstance(one, HandedOver) else one for one in happened)
-        letter = letter_of(job_id, happened, self._clock.now())
-        counters = [cap.counter for cap in caps]
-        self._on_their_way.update(counters)
-        try:
-            given_out = await self._put_and_weigh(view, letter, happened, step_id)
-        except BaseException:
-            self._are_told(counters)
-            raise
-        if not isinstance(given_out.reply, Applied):
-            self._are_told(counters)
-            return given_out
-        waiting = self._handed_over.setdefault(job_id, _HandOvers())
-        waiting.said += [pack(one, letter.letter_id) for one in happened]
-        waiting.counters += counters
-        self._in_background(self._tell_hand_overs(job_id, COALESCE_SECONDS))
-        return given_out
+        return await self._given_out.give(view, [one for one in happened if isinstance(one, HandedOver)], step_id)
 
-    async def _put_and_weigh(
-        self, view: JobView, letter: Letter, happened: tuple[Input, ...], step_id: str | None
-    ) -> Decision:
-        if not await claim(self._inbox, letter, lambda: self._take_back(letter)):
-            return _unchanged(view, Ignored("this attempt does not wait to be handed over"))
-        try:
-            weighed = await self.weigh(letter.job_id, happened, step_id, fresh=True)
-        except BaseException:  # cut off, too: it surely was not given out
-            with suppress(LedgerError):
-                await self._take_back(letter)
-            raise
-        if not isinstance(weighed.reply, Applied):
-            await self._inbox.throw_away([letter.letter_id])
-        return weighed
+    async def _weigh_anew(self, job_id: str, happened: Sequence[Input], step_id: str | None) -> Decision:
+        return await self.weigh(job_id, happened, step_id, fresh=True)
 
-    async def _take_back(self, letter: Letter) -> None:
-        await asyncio.shield(self._inbox.throw_away([letter.letter_id]))
-
-    def _take_handed_over(self, job_id: str) -> list[Happened]:
-        """To tell its workflow of it: from then on the ledger counts it, if there is anything to count."""
-        waiting = self._handed_over.pop(job_id, None)
-        if waiting is None:
-            return []
-        self._are_told(waiting.counters)
-        return waiting.said
-
-    def _are_told(self, counters: Sequence[str]) -> None:
-        self._on_their_way.subtract(counters)
+    def _freed(self, counter: str) -> None:
         if self.hands_out is not None:
-            for counter in counters:
-                self.hands_out.freed(counter)
-
-    async def _require_room(self, cap: Cap) -> None:
-        """As of a moment ago: no commit guards it, so what is on its way to the ledger goes over the cap."""
-        now = self._clock.now()
-        asked_at, n = self._counters.get(cap.counter, (0, 0))
-        if now - asked_at > COUNTERS_MS or n + self._on_their_way[cap.counter] >= cap.limit:
-            n = (await self._reader.counters(cap.counter)).get(cap.counter, 0)
-            self._counters[cap.counter] = now, n
-        if n + self._on_their_way[cap.counter] >= cap.limit:
-            raise LimitReached(cap.counter, cap.limit)
-
-    async def _tell_hand_overs(self, job_id: str, seconds: float = 0.0) -> None:
-        await asyncio.sleep(seconds)
-        said = self._take_handed_over(job_id)
-        if said:
-            try:
-                await self._workflows.tell(job_id, "handed_over", said)
-            except (EngineDown, NoWorkflow) as error:
-                log.info("a hand-over is told later", job_id=job_id, reason=str(error))
+            self.hands_out.freed(counter)
 
     async def _tell(
         self, view: JobView, weighed: Decision, happened: tuple[Input, ...], inputs: Inputs, step_id: str | None
@@ -387,7 +302,7 @@ class TemporalJobs(Jobs):
         """Answered as it would be decided now: the ledger shows the lease as current, and Temporal has the signal."""
         job_id = view.job.job_id
         letter, is_new = await self._put(letter_of(job_id, happened, self._clock.now()), weighed)
-        before = self._take_handed_over(job_id)
+        before = self._given_out.take(job_id)
         said = [*before, *(pack(one, letter.letter_id) for one in happened)]
         try:
             if not await self._bundles.reach(job_id, said):
@@ -463,7 +378,3 @@ def _said_before(reply: Reply) -> Reply:
     if isinstance(reply, CallbackReply) and _is_applied(reply):
         return replace(reply, disposition=Disposition.DUPLICATE)
     return reply
-
-
-def _unchanged(view: JobView, reply: Reply) -> Decision:
-    return Decision(job=view.job, replies=(reply,), protocol=view.protocol, changes=False)
