@@ -52,6 +52,7 @@ ASIDE_SECONDS = 8.0  # with its jitter less than HOLD_MS: nobody else tries what
 MOST_ASIDE = 200
 SETTLED_WITHIN = 2.0
 """So soon, as a rule, does an engine of its own settle the row of what was given out."""
+MOST_LOOKS = 100
 
 
 class Attempted(Protocol):
@@ -166,9 +167,19 @@ class Dispatcher:
             return await self._hand_over(service, min(limit, room), lanes) if room else []
 
     async def _hand_over(self, service: str, limit: int, lanes: frozenset[int] | None) -> list[Directive]:
+        """Behind rows that were given out before, there may be others."""
+        for _ in range(MOST_LOOKS):
+            rows, directives = await self._hand_over_first(service, limit, lanes)
+            if directives or self._unsettled.isdisjoint(row.outbox_id for row in rows):
+                return directives
+        return []
+
+    async def _hand_over_first(
+        self, service: str, limit: int, lanes: frozenset[int] | None
+    ) -> tuple[list[OutboxRow], list[Directive]]:
         limit = min(limit, self._pace.room(), max(1, MOST_AT_ONCE - self._count_taken(service)))
         if not limit:
-            return []
+            return [], []
         self._pace.began(limit)
         rows: list[OutboxRow] = []
         try:
@@ -180,7 +191,7 @@ class Dispatcher:
         finally:
             self._pace.began(len(rows) - limit)
         self._pace.went_well()
-        return directives
+        return rows, directives
 
     async def _give_all(self, rows: list[OutboxRow]) -> list[Directive]:
         left = rows
@@ -244,7 +255,7 @@ class Dispatcher:
     async def put_back(self, rows: Collection[OutboxRow]) -> None:
         """They were not handed over: whoever asks next may have them at once, in other processes too."""
         self.let_go(rows)
-        rows = [row for row in rows if row.outbox_id not in self._aside]
+        rows = [row for row in rows if row.outbox_id not in self._aside and row.outbox_id not in self._unsettled]
         if not rows:
             return
         try:
@@ -277,7 +288,7 @@ class Dispatcher:
         return frozenset().union(*(self._taken.get(service, ()) for service in services))
 
     def _count_taken(self, service: str) -> int:
-        return len(self._taken.get(service, ()))
+        return len(self._taken.get(service, set()) - self._unsettled)
 
     def is_capped(self, service: str) -> bool:
         """Whether it was at its cap lately."""
@@ -307,20 +318,20 @@ class Dispatcher:
         decision = await self._report(
             row, HandedOver(row.step_id, row.attempt_no, row.lease_id, self._caps(row.service))
         )
-        if decision is None:
-            return None
-        if decision.job.engine:
-            self._leave_to_its_engine(row)
-        return await self.directive(row, decision)
+        return await self.directive(row, decision) if decision is not None else None
 
-    def _leave_to_its_engine(self, row: OutboxRow) -> None:
-        """Which settles it with the next thing that happens. Until then whoever pulls would try it first, in vain."""
-        self._unsettled.add(row.outbox_id)
-        asyncio.get_running_loop().call_later(SETTLED_WITHIN, self._is_settled, row)
+    def _leave_to_its_engine(self, row: OutboxRow, *, given: bool) -> None:
+        """Which settles it when it has heard of the hand-over. Whoever pulls would try it first, and in vain."""
+        if row.outbox_id not in self._unsettled:
+            self._unsettled.add(row.outbox_id)
+            asyncio.get_running_loop().call_later(SETTLED_WITHIN, self._try_again, row, not given)
 
-    def _is_settled(self, row: OutboxRow) -> None:
+    def _try_again(self, row: OutboxRow, wake: bool) -> None:
+        """Should it still be PENDING. If we don't know why it was not to be had, it may be by now."""
         self._unsettled.discard(row.outbox_id)
         self.let_go([row])
+        if wake:
+            self._hub.heard(Wake(ready=((row.service, row.lane),)))
 
     async def release_claims(self) -> None:
         """Give back the claims on what was surely not published; left alone they would count as handed over."""
@@ -425,7 +436,10 @@ class Dispatcher:
         except Exception:
             self._set_aside(row)
             raise
-        return decision if isinstance(decision.reply, Applied) else None
+        applied = isinstance(decision.reply, Applied)
+        if decision.job.engine and isinstance(happened, HandedOver):
+            self._leave_to_its_engine(row, given=applied)
+        return decision if applied else None
 
     async def directive(self, about: Attempted, decision: Decision) -> Directive | None:
         """As the decision that hands it over left the attempt. None if it was fenced between that and now: a directive

@@ -206,10 +206,19 @@ def test_a_source_is_closed_before_anyone_goes_on() -> None:
 # One that ends
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Whoever runs the tests in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_after(seconds: float) -> None:
     threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_wait_at_once_and_the_client_goes_on(lucius: Client) -> None:
     job_id = lucius.submit("OCR", **OCR).jobId
     began = time.monotonic()
@@ -220,6 +229,7 @@ def test_ctrl_c_ends_a_wait_at_once_and_the_client_goes_on(lucius: Client) -> No
     assert lucius.get(job_id).status == "DISPATCHING"
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_stream_and_closes_it(lucius: Client, server: Server) -> None:
     job_id = lucius.submit("OCR", **OCR).jobId
     interrupt_after(0.3)
@@ -228,6 +238,7 @@ def test_ctrl_c_ends_a_stream_and_closes_it(lucius: Client, server: Server) -> N
     assert lucius.get(job_id).status == "DISPATCHING"
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_tries() -> None:
     with nobody_listens() as url, Client(url, api_key=KEY, retry_for=60) as lucius:
         interrupt_after(0.2)

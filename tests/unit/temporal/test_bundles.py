@@ -9,6 +9,7 @@ from msgspec import Raw
 from lucius.engine.temporal import bundles
 from lucius.engine.temporal.bundles import Bundles
 from lucius.engine.temporal.wire import Happened
+from lucius.engine.temporal.workflows import NoAnswer
 from lucius.ports.errors import EngineDown
 from tests.support.until import until
 
@@ -24,6 +25,7 @@ class Temporal:
         self.sent: list[tuple[str, list[str]]] = []
         self.refuses: set[str] = set()
         self.cut_off: set[str] = set()
+        self.away: set[str] = set()
         self.let_through = asyncio.Event()
         if not held:
             self.let_through.set()
@@ -35,6 +37,8 @@ class Temporal:
         await self.let_through.wait()
         if self.refuses.intersection(letters):
             raise EngineDown("not now")
+        if self.away.intersection(letters):
+            raise NoAnswer("away")
         if self.cut_off.intersection(letters):
             raise asyncio.CancelledError
         return "ended" not in letters
@@ -128,6 +132,57 @@ async def test_whoever_still_waits_at_the_end_is_cut_off() -> None:
     assert [type(error) for error in found] == [EngineDown] * 2
 
 
+async def test_what_was_never_begun_is_cut_off_too_and_nobody_comes_after_the_end() -> None:
+    jobs = Bundles(Temporal().reach)
+    only = asyncio.create_task(jobs.reach("job", said("a")))
+    asyncio.get_running_loop().call_soon(jobs.close)  # after it came, before its round has begun
+    found = await asyncio.gather(only, jobs.reach("job", said("b")), return_exceptions=True)
+    assert [type(error) for error in found] == [EngineDown] * 2
+    with pytest.raises(EngineDown):
+        await jobs.reach("job", said("c", bundles.MOST_BYTES))
+
+
+async def test_if_temporal_does_not_answer_one_nobody_waits_for_it_any_longer() -> None:
+    temporal = Temporal(held=True)
+    tell = Bundles(temporal.reach).reach
+    first = asyncio.create_task(tell("job", said("a")))
+    await until_sent(temporal, 1)
+    temporal.away.add("a")
+    others = [asyncio.create_task(tell("job", said(letter, bundles.MOST_BYTES))) for letter in "bcd"]
+    await asyncio.sleep(0)
+    temporal.let_through.set()
+    found = await asyncio.gather(first, *others, return_exceptions=True)
+    assert [type(error) for error in found] == [NoAnswer] * 4
+    assert temporal.letters == [["a"]]
+    assert await tell("job", said("e"))
+
+
+async def test_no_more_wait_than_can_be_told_soon() -> None:
+    temporal = Temporal(held=True)
+    tell = Bundles(temporal.reach).reach
+    first = asyncio.create_task(tell("job", said("a")))
+    await until_sent(temporal, 1)
+    room = bundles.MOST_BYTES_WAITING // bundles.MOST_BYTES
+    others = [asyncio.create_task(tell("job", said(str(n), bundles.MOST_BYTES))) for n in range(room)]
+    await asyncio.sleep(0)
+    with pytest.raises(EngineDown, match="more is said"):
+        await tell("job", said("z", bundles.MOST_BYTES))
+    for task in (first, *others):
+        task.cancel()
+
+
+async def test_after_much_is_a_pause_if_more_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "BYTES_PER_SECOND", 10 * bundles.MOST_BYTES)
+    tell, loop = Bundles(Temporal().reach).reach, asyncio.get_running_loop()
+    began = loop.time()
+    await asyncio.gather(*(tell("job", said(str(n), bundles.MOST_BYTES)) for n in range(3)))
+    assert loop.time() - began >= 0.2
+    began = loop.time()
+    for n in range(3):
+        await tell("another", said(str(n), bundles.MOST_BYTES))
+    assert loop.time() - began < 0.2
+
+
 async def test_a_signal_that_is_cut_off_by_itself_is_in_nobodys_way() -> None:
     """A connection may be cut that many wait for together."""
     temporal = Temporal(held=True)
@@ -149,7 +204,7 @@ async def test_a_crowd_is_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
     temporal, loop = Temporal(), asyncio.get_running_loop()
     tell = Bundles(temporal.reach).reach
     began, told = loop.time(), list[asyncio.Task[bool]]()
-    while loop.time() < began + 0.2:
+    while loop.time() < began + 0.2 and len(told) < bundles.MOST_WAITING:
         told.append(asyncio.create_task(tell("job", said(str(len(told))))))
         await asyncio.sleep(0)
     await asyncio.gather(*told)
@@ -170,8 +225,9 @@ async def test_one_after_the_other_is_no_crowd(monkeypatch: pytest.MonkeyPatch) 
 async def test_a_crowd_that_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundles, "PAUSE", 0)
     monkeypatch.setattr(bundles, "LONGEST_GAP", 0.01)
+    monkeypatch.setattr(bundles, "MOST_TOGETHER", 1)
     temporal = Temporal()
     jobs = Bundles(temporal.reach)
     for _ in range(5):
-        await asyncio.gather(*(jobs.reach("job", said(str(n), bundles.MOST_BYTES)) for n in range(bundles.FEW + 3)))
-    await until(lambda: not jobs.busy)
+        await asyncio.gather(*(jobs.reach("job", said(str(n))) for n in range(bundles.FEW + 3)))
+    await until(lambda: not jobs._rounds)

@@ -6,8 +6,8 @@ Until then the ledger does not count it, so it is counted here.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import structlog
@@ -19,7 +19,6 @@ from lucius.core.inputs import Cap, HandedOver
 from lucius.core.model import Instant
 from lucius.engine.temporal.claims import claim
 from lucius.engine.temporal.wire import Happened, letter_of, pack
-from lucius.engine.temporal.workflows import NoWorkflow, Workflows
 from lucius.ports.clock import Clock
 from lucius.ports.errors import EngineDown, LedgerError, LimitReached
 from lucius.ports.inbox import Inbox, Letter
@@ -31,6 +30,7 @@ COALESCE_SECONDS = 0.4
 COUNTERS_MS = 50
 
 Weigh = Callable[[str, Sequence[HandedOver], str | None], Awaitable[Decision]]
+Reach = Callable[[str, Sequence[Happened]], Awaitable[bool]]
 
 
 class Store(Reader, Inbox, Protocol):
@@ -45,15 +45,14 @@ class _Untold(Struct):
 
 
 class GivenOut:
-    """`weigh` tells what a job makes of it, as the ledger has it now; `freed` hears of what no longer counts here."""
+    """`weigh` tells what a job makes of it, as the ledger has it now; `reach` tells its workflow; `freed` hears of what
+    no longer counts here."""
 
-    def __init__(
-        self, store: Store, clock: Clock, workflows: Workflows, weigh: Weigh, freed: Callable[[str], None]
-    ) -> None:
+    def __init__(self, store: Store, clock: Clock, *, weigh: Weigh, reach: Reach, freed: Callable[[str], None]) -> None:
         self._store = store
         self._clock = clock
-        self._workflows = workflows
         self._weigh = weigh
+        self._reach = reach
         self._freed = freed
         self._counters: dict[str, tuple[Instant, int]] = {}
         self._untold: dict[str, _Untold] = {}
@@ -78,19 +77,23 @@ class GivenOut:
         if not isinstance(given.reply, Applied):
             self._are_told(counters)
             return given
-        untold = self._untold.setdefault(view.job.job_id, _Untold())
+        untold = self._untold.get(view.job.job_id)
+        if untold is None:
+            untold = self._untold[view.job.job_id] = _Untold()
+            self._in_background(self._tell_later(view.job.job_id, untold))
         untold.said += [pack(one, letter.letter_id) for one in said]
         untold.counters += counters
-        self._in_background(self._tell_later(view.job.job_id))
         return given
 
-    def take(self, job_id: str) -> list[Happened]:
-        """To tell its workflow of it: from then on the ledger counts it, if there is anything to count."""
-        untold = self._untold.pop(job_id, None)
-        if untold is None:
-            return []
-        self._are_told(untold.counters)
-        return untold.said
+    @contextmanager
+    def telling(self, job_id: str) -> Iterator[list[Happened]]:
+        """What its workflow is told of it, together with what else there is to tell. When that is over, the ledger soon
+        counts it, if there is anything to count; or its letter is told again."""
+        untold = self._untold.pop(job_id, None) or _Untold()
+        try:
+            yield untold.said
+        finally:
+            self._are_told(untold.counters)
 
     async def close(self) -> None:
         """What waits for company is told now."""
@@ -131,17 +134,17 @@ class GivenOut:
         if n + self._on_their_way[cap.counter] >= cap.limit:
             raise LimitReached(cap.counter, cap.limit)
 
-    async def _tell_later(self, job_id: str) -> None:
+    async def _tell_later(self, job_id: str, untold: _Untold) -> None:
         await asyncio.sleep(COALESCE_SECONDS)
-        await self._tell(job_id)
+        if self._untold.get(job_id) is untold:
+            await self._tell(job_id)
 
     async def _tell(self, job_id: str) -> None:
-        said = self.take(job_id)
-        if said:
+        with self.telling(job_id) as said:
             try:
-                await self._workflows.tell(job_id, "handed_over", said)
-            except (EngineDown, NoWorkflow) as error:
-                log.info("a hand-over is told later", job_id=job_id, reason=str(error))
+                await self._reach(job_id, said)
+            except EngineDown as down:
+                log.info("a hand-over is told later", job_id=job_id, reason=str(down))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

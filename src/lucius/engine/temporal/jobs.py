@@ -60,7 +60,15 @@ LONGEST_PAUSE_MS: Millis = 300_000
 Reviving = Retry | Skip | Compensate | Adopt
 Clockwork = DeadlinePassed | Repair | RetryHandOver
 Said = Ack | Heartbeat | Succeeded | Failed | Poisoned
-RESULTS = {Succeeded.__name__, Failed.__name__}
+SIGNALS: dict[type[Said | HandedOver], str] = {
+    Succeeded: "step_result",
+    Failed: "step_result",
+    Poisoned: "step_result",
+    Ack: "step_ack",
+    Heartbeat: "heartbeat",
+    HandedOver: "handed_over",
+}
+"""By what is said; if it is much, the first of these."""
 
 
 class Repeats:
@@ -113,10 +121,10 @@ class TemporalJobs(Jobs):
         self._on_repair = on_repair
         self._refuses_when_down = refuses_when_down
         self._told, self._looked, self._asked = Repeats(), Repeats(), Repeats(first_ms=60_000)
-        self._given_out = GivenOut(store, clock, workflows, self._weigh_anew, self._freed)
+        self._bundles = Bundles(self._reach)
+        self._given_out = GivenOut(store, clock, weigh=self._weigh_anew, reach=self._bundles.reach, freed=self._freed)
         self._said: dict[str, None] = {}
         """Letters that were put in here, the last of them: the inbox forgets them when they are read."""
-        self._bundles = Bundles(self._reach)
         self._running: AsyncIterator[str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -301,18 +309,19 @@ class TemporalJobs(Jobs):
     ) -> Decision:
         """Answered as it would be decided now: the ledger shows the lease as current, and Temporal has the signal."""
         job_id = view.job.job_id
-        letter, is_new = await self._put(letter_of(job_id, happened, self._clock.now()), weighed)
-        before = self._given_out.take(job_id)
-        said = [*before, *(pack(one, letter.letter_id) for one in happened)]
+        beats = all(isinstance(one, Heartbeat) for one in happened)
+        letter, is_new = await self._put(letter_of(job_id, happened, self._clock.now()), weighed, beats=beats)
         try:
-            if not await self._bundles.reach(job_id, said):
-                await self._inbox.throw_away([letter.letter_id])
-                return await super().apply(job_id, inputs, step_id)
+            with self._given_out.telling(job_id) as before:
+                said = [*before, *(pack(one, letter.letter_id) for one in happened)]
+                reached = await self._bundles.reach(job_id, said)
         except EngineDown:
-            beats = all(isinstance(one, Heartbeat) for one in happened)
             if beats or not is_new:  # while nobody hears it, it is not kept as often as it is said
                 await self._inbox.throw_away([letter.letter_id])
             raise
+        if not reached:
+            await self._inbox.throw_away([letter.letter_id])
+            return await super().apply(job_id, inputs, step_id)
         return weighed if is_new else replace(weighed, replies=tuple(map(_said_before, weighed.replies)))
 
     async def _reach(self, job_id: str, said: Sequence[Happened]) -> bool:
@@ -332,13 +341,17 @@ class TemporalJobs(Jobs):
             return True
         raise EngineDown("Temporal: the job's workflow ends as soon as it is started")
 
-    async def _put(self, letter: Letter, weighed: Decision) -> tuple[Letter, bool]:
+    async def _put(self, letter: Letter, weighed: Decision, *, beats: bool) -> tuple[Letter, bool]:
         """Into the inbox; and whether it was said for the first time, as far as can be seen. What counts for nothing
-        may have been said before, when it did."""
-        said_here = letter.letter_id in self._said
-        if not said_here and any(map(_is_applied, weighed.replies)) and (await self._inbox.put([letter]))[0]:
-            self._remember(letter)
-            return letter, True
+        may have been said before, when it did. What was said here and read meanwhile is in the inbox no longer."""
+        if letter.letter_id not in self._said and any(map(_is_applied, weighed.replies)):
+            (is_new,) = await self._inbox.put([letter])
+            if is_new and letter.letter_id not in self._said:
+                if not beats:  # no two of those are the same
+                    self._remember(letter)
+                return letter, True
+            if is_new:
+                await self._inbox.throw_away([letter.letter_id])
         again = repeated(letter)
         await self._inbox.put([again])
         return again, False
@@ -363,11 +376,7 @@ class TemporalJobs(Jobs):
 
 def _signal(said: Sequence[Happened]) -> str:
     kinds = {happened.kind for happened in said}
-    if kinds & RESULTS:
-        return "step_result"
-    if Ack.__name__ in kinds:
-        return "step_ack"
-    return "heartbeat" if Heartbeat.__name__ in kinds else "look"
+    return next(signal for kind, signal in SIGNALS.items() if kind.__name__ in kinds)
 
 
 def _is_applied(reply: Reply) -> bool:

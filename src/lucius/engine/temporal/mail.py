@@ -17,8 +17,8 @@ MOST_AT_ONCE = 10
 """Inputs in one decision, which touches a few dozen rows at most."""
 MOST_REMEMBERED = 200
 MOST_AHEAD = 40
-"""Letters that one task hears of before their signals come, which wait for it to end: Temporal fails a task for which
-a hundred wait."""
+"""Letters that one task hears of before their signals come. Those wait for it to end, at most one for each letter, and
+more come meanwhile: Temporal fails a task for which a hundred wait."""
 
 
 class Waiting:

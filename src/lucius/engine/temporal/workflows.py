@@ -198,7 +198,7 @@ class Workflows:
             return await asyncio.wait_for(asyncio.shield(self._connecting), self._patience())
         except TimeoutError:
             self.down = "no answer"
-            raise EngineDown("Temporal does not answer") from None
+            raise NoAnswer("Temporal does not answer") from None
 
     async def _connect_anew(self) -> Client:
         client = await self._in_words(self._connect())
