@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lucius.engine.temporal import given_out
+from lucius.service import dispatch
+from lucius.service.dispatch import Dispatcher
 from tests.conformance.control_plane import ControlPlane, control_plane
 from tests.support.temporal import TemporalServer
 from tests.temporal.test_drift import _ended, _is_dispatching, finish, over, until
@@ -78,6 +81,26 @@ async def test_what_was_given_out_is_in_nobodys_way(plane: ControlPlane) -> None
     await waiting_jobs(plane)
     consumer = plane.consumer("ocr")
     assert [len(await consumer.pull(1, 0)) for _ in range(CAP + 1)] == [1] * CAP + [0]
+
+
+async def test_nor_if_its_workflow_does_not_hear_of_it_for_long(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "SETTLED_WITHIN", 0.05)
+    monkeypatch.setattr(given_out, "COALESCE_SECONDS", 60)
+    await waiting_jobs(plane)
+    consumer = plane.consumer("ocr")
+    (first,) = await consumer.pull(1, 0)
+    dispatcher = plane.runtime.dispatcher
+    await until(lambda: _is_tried_again(dispatcher))
+    (second,) = await consumer.pull(1, 0)
+    assert first.jobId != second.jobId
+    for directive in (first, second):
+        await finish(plane, directive)
+
+
+async def _is_tried_again(dispatcher: Dispatcher) -> bool:
+    return not dispatcher._unsettled
 
 
 async def test_whoever_waits_at_the_cap_goes_on_when_those_before_are_answered(plane: ControlPlane) -> None:

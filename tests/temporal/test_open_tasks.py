@@ -19,7 +19,7 @@ from temporalio.client import Client
 
 from lucius.core.decision import Decision
 from lucius.core.model import NEVER
-from lucius.engine.temporal import ahead, bundles, mail
+from lucius.engine.temporal import ahead, bundles, given_out, mail
 from lucius.engine.temporal.client import data_converter
 from tests.support.api import Api, settings_for
 from tests.support.temporal import TemporalServer
@@ -67,12 +67,17 @@ async def world(folder: Path, address: str) -> AsyncIterator[FollowingApi]:
 
 async def answer(api: Api, most: int = 1, result: Any = None, seconds: float = 0.0, wait: int = 5) -> int:
     """So many directives, all at once: however far the ledger is."""
-    pull = "/v1/services/ocr/directives:pull", {"wait_seconds": wait, "max": most}
-    directives = (await Api.call(api, "POST", *pull)).ok()["directives"]
+    directives = await pulled(api, most, wait)
     await asyncio.sleep(seconds)
     for answered in await asyncio.gather(*(api.succeed(directive, result=result) for directive in directives)):
         answered.ok()
     return len(directives)
+
+
+async def pulled(api: Api, most: int = 1, wait: int = 5) -> list[dict[str, Any]]:
+    pull = "/v1/services/ocr/directives:pull", {"wait_seconds": wait, "max": most}
+    directives: list[dict[str, Any]] = (await Api.call(api, "POST", *pull)).ok()["directives"]
+    return directives
 
 
 async def kinds(server: TemporalServer, job_id: str) -> Counter[str]:
@@ -106,6 +111,22 @@ async def test_many_answers_at_once(tmp_path: Path, temporal_server: TemporalSer
         assert await api.end(job_id) == "SUCCEEDED"
         assert await dispositions(api, job_id) == {APPLIED: ITEMS}
         assert not (await kinds(temporal_server, job_id))["WORKFLOW_TASK_FAILED"]
+
+
+async def test_what_is_given_out_one_by_one_is_told_together(
+    tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(given_out, "COALESCE_SECONDS", 0.2)
+    async with world(tmp_path, temporal_server.address) as api:
+        job_id = await api.submit(request_type="MAP", payload={"items": list(range(32))})
+        directives: list[dict[str, Any]] = []
+        while len(directives) < 32:
+            directives += await pulled(api)
+            await asyncio.sleep(0.02)
+        for answered in await asyncio.gather(*map(api.succeed, directives)):
+            answered.ok()
+        assert await api.end(job_id) == "SUCCEEDED"
+        assert (await kinds(temporal_server, job_id))["WORKFLOW_EXECUTION_SIGNALED"] < 16
 
 
 async def test_many_who_answer_at_once_and_again(tmp_path: Path, temporal_server: TemporalServer) -> None:
