@@ -116,7 +116,7 @@ async def test_many_answers_at_once(tmp_path: Path, temporal_server: TemporalSer
 async def test_what_is_given_out_one_by_one_is_told_together(
     tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(given_out, "COALESCE_SECONDS", 0.2)
+    monkeypatch.setattr(given_out, "COALESCE_SECONDS", 1.0)
     async with world(tmp_path, temporal_server.address) as api:
         job_id = await api.submit(request_type="MAP", payload={"items": list(range(32))})
         directives: list[dict[str, Any]] = []

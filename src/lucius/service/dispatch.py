@@ -49,7 +49,7 @@ HOLD_MS: Millis = 15_000  # more than a hand-over takes; whoever dies with rows 
 MOST_AT_ONCE = 1_024
 MOST_UNCLAIMED = 1_000
 ASIDE_SECONDS = 8.0  # with its jitter less than HOLD_MS: nobody else tries what we have set aside
-MOST_ASIDE = 200
+MOST_ASIDE = 2_000
 SETTLED_WITHIN = 2.0
 """So soon, as a rule, does an engine of its own settle the row of what was given out."""
 MOST_LOOKS = 100
@@ -95,7 +95,9 @@ class Dispatcher:
         self._unclaimed: dict[str, OutboxRow] = {}
         self._put_off = PutOff(clock, jitter, most_names=MOST_UNCLAIMED)
         self._aside: set[str] = set()
-        """Rows of jobs that can't be decided about. Put back at once they would be the next to be taken, for ever."""
+        """Rows of jobs that can't be decided about, or that were given out before. Put back at once they would be the
+        next to be taken, for ever."""
+        self._in_vain = PutOff(clock, jitter, first=ASIDE_SECONDS, most=10 * ASIDE_SECONDS, most_names=MOST_ASIDE)
         self._unsettled: set[str] = set()
         """Rows of what was given out: PENDING still, and wanted by nobody."""
         self._returning: set[asyncio.Task[None]] = set()
@@ -170,7 +172,7 @@ class Dispatcher:
         """Behind rows that were given out before, there may be others."""
         for _ in range(MOST_LOOKS):
             rows, directives = await self._hand_over_first(service, limit, lanes)
-            if directives or self._unsettled.isdisjoint(row.outbox_id for row in rows):
+            if directives or not any(map(self._is_put_by, rows)):
                 return directives
         return []
 
@@ -249,13 +251,13 @@ class Dispatcher:
     def let_go(self, rows: Collection[OutboxRow]) -> None:
         """They are settled, or somebody else may have them, unless they are set aside or will be settled soon."""
         for row in rows:
-            if row.outbox_id not in self._aside and row.outbox_id not in self._unsettled:
+            if not self._is_put_by(row):
                 self._taken.get(row.service, set()).discard(row.outbox_id)
 
     async def put_back(self, rows: Collection[OutboxRow]) -> None:
         """They were not handed over: whoever asks next may have them at once, in other processes too."""
         self.let_go(rows)
-        rows = [row for row in rows if row.outbox_id not in self._aside and row.outbox_id not in self._unsettled]
+        rows = [row for row in rows if not self._is_put_by(row)]
         if not rows:
             return
         try:
@@ -263,13 +265,13 @@ class Dispatcher:
         except LedgerError as error:
             log.warning("rows stay held until their time is over", rows=len(rows), reason=str(error))
 
-    def _set_aside(self, row: OutboxRow) -> None:
+    def _set_aside(self, row: OutboxRow, seconds: float | None = None) -> None:
         """Nobody gets it for a while, and others need not wait for it."""
         if row.outbox_id not in self._aside and len(self._aside) < MOST_ASIDE:
             self._aside.add(row.outbox_id)
             self._taken.setdefault(row.service, set()).add(row.outbox_id)
             pause = ASIDE_SECONDS * (1 + self._jitter() / 2)
-            asyncio.get_running_loop().call_later(pause, self._start_return, row)
+            asyncio.get_running_loop().call_later(pause if seconds is None else seconds, self._start_return, row)
 
     def _start_return(self, row: OutboxRow) -> None:
         task = asyncio.get_running_loop().create_task(self._return(row))
@@ -281,6 +283,9 @@ class Dispatcher:
         await self.put_back([row])
         self._hub.heard(Wake(ready=((row.service, row.lane),)))
 
+    def _is_put_by(self, row: OutboxRow) -> bool:
+        return row.outbox_id in self._aside or row.outbox_id in self._unsettled
+
     def _is_taken(self, row: OutboxRow) -> bool:
         return row.outbox_id in self._taken.get(row.service, ())
 
@@ -288,7 +293,7 @@ class Dispatcher:
         return frozenset().union(*(self._taken.get(service, ()) for service in services))
 
     def _count_taken(self, service: str) -> int:
-        return len(self._taken.get(service, set()) - self._unsettled)
+        return len(self._taken.get(service, set()) - self._unsettled - self._aside)
 
     def is_capped(self, service: str) -> bool:
         """Whether it was at its cap lately."""
@@ -320,18 +325,14 @@ class Dispatcher:
         )
         return await self.directive(row, decision) if decision is not None else None
 
-    def _leave_to_its_engine(self, row: OutboxRow, *, given: bool) -> None:
+    def _leave_to_its_engine(self, row: OutboxRow) -> None:
         """Which settles it when it has heard of the hand-over. Whoever pulls would try it first, and in vain."""
-        if row.outbox_id not in self._unsettled:
-            self._unsettled.add(row.outbox_id)
-            asyncio.get_running_loop().call_later(SETTLED_WITHIN, self._try_again, row, not given)
+        self._unsettled.add(row.outbox_id)
+        asyncio.get_running_loop().call_later(SETTLED_WITHIN, self._forget_unsettled, row)
 
-    def _try_again(self, row: OutboxRow, wake: bool) -> None:
-        """Should it still be PENDING. If we don't know why it was not to be had, it may be by now."""
+    def _forget_unsettled(self, row: OutboxRow) -> None:
         self._unsettled.discard(row.outbox_id)
         self.let_go([row])
-        if wake:
-            self._hub.heard(Wake(ready=((row.service, row.lane),)))
 
     async def release_claims(self) -> None:
         """Give back the claims on what was surely not published; left alone they would count as handed over."""
@@ -438,7 +439,10 @@ class Dispatcher:
             raise
         applied = isinstance(decision.reply, Applied)
         if decision.job.engine and isinstance(happened, HandedOver):
-            self._leave_to_its_engine(row, given=applied)
+            if applied:
+                self._leave_to_its_engine(row)
+            else:
+                self._set_aside(row, self._in_vain.failed(row.outbox_id))
         return decision if applied else None
 
     async def directive(self, about: Attempted, decision: Decision) -> Directive | None:

@@ -370,7 +370,8 @@ class TestAJobThatCanNotBeDecidedAbout:
         engine = Watched()
         await engine.jobs_of("a", 3)
         tried = self.spoil(engine, monkeypatch, trouble)
-        await self.try_in_vain(trouble, engine.pull(1))
+        if not isinstance(trouble, ForeignEngine):  # no error of ours: what is behind it is given out at once
+            await self.try_in_vain(trouble, engine.pull(1))
         got = [directive.jobId for _ in range(2) for directive in await engine.pull(1)]
         assert (got, await engine.pull(1), len(tried)) == (["a-1", "a-2"], [], 1)
 

@@ -157,30 +157,32 @@ async def test_if_temporal_does_not_answer_one_nobody_waits_for_it_any_longer() 
     assert await tell("job", said("e"))
 
 
-async def test_no_more_wait_than_can_be_told_soon() -> None:
+@pytest.mark.parametrize(("limit", "size"), [("MOST_WAITING", 2), ("MOST_BYTES_WAITING", 1_000)])
+async def test_no_more_wait_than_can_be_told_soon(limit: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "MOST_TOGETHER", 1)
+    monkeypatch.setattr(bundles, limit, 3 * (size if "BYTES" in limit else 1))
     temporal = Temporal(held=True)
-    tell = Bundles(temporal.reach).reach
-    first = asyncio.create_task(tell("job", said("a")))
+    jobs = Bundles(temporal.reach)
+    first = asyncio.create_task(jobs.reach("job", said("a", size)))
     await until_sent(temporal, 1)
-    room = bundles.MOST_BYTES_WAITING // bundles.MOST_BYTES
-    others = [asyncio.create_task(tell("job", said(str(n), bundles.MOST_BYTES))) for n in range(room)]
+    others = [asyncio.create_task(jobs.reach("job", said(letter, size))) for letter in "bcd"]
     await asyncio.sleep(0)
     with pytest.raises(EngineDown, match="more is said"):
-        await tell("job", said("z", bundles.MOST_BYTES))
-    for task in (first, *others):
-        task.cancel()
+        await jobs.reach("job", said("e", size))
+    temporal.let_through.set()
+    assert await asyncio.gather(first, *others) == [True] * 4
 
 
 async def test_after_much_is_a_pause_if_more_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundles, "BYTES_PER_SECOND", 10 * bundles.MOST_BYTES)
+    monkeypatch.setattr(bundles, "BYTES_PER_SECOND", 2 * bundles.MOST_BYTES)
     tell, loop = Bundles(Temporal().reach).reach, asyncio.get_running_loop()
     began = loop.time()
     await asyncio.gather(*(tell("job", said(str(n), bundles.MOST_BYTES)) for n in range(3)))
-    assert loop.time() - began >= 0.2
+    assert loop.time() - began >= 1.0
     began = loop.time()
     for n in range(3):
         await tell("another", said(str(n), bundles.MOST_BYTES))
-    assert loop.time() - began < 0.2
+    assert loop.time() - began < 1.0
 
 
 async def test_a_signal_that_is_cut_off_by_itself_is_in_nobodys_way() -> None:

@@ -1,8 +1,8 @@
 """What is said of one job while a signal to it is under way goes out together, in the next.
 
 Temporal fails a task for which a hundred signals wait, or 2 MB. Where hundreds of services work for one job, as many
-may answer within the time that a task takes: then the signals of this process go out with pauses between them. Who is
-alone waits for nobody.
+may answer within the time that a task takes: then the signals of this process go out with pauses between them. Who
+comes while nothing is said waits for nobody.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from lucius.ports.errors import EngineDown
 
 MOST_TOGETHER, MOST_BYTES = 100, 400_000
 """Temporal takes no signal over 2 MB; one that is large by itself goes alone."""
-MOST_WAITING, MOST_BYTES_WAITING = 5_000, 8_000_000
+MOST_WAITING, MOST_BYTES_WAITING = 5_000, 3_000_000
+"""What waits for longer than a few seconds is told by those who find its letter, too."""
 FEW = 8
 """So many more signals than not had somebody waiting behind them: from then on it is a crowd."""
 PAUSE, BYTES_PER_SECOND = 0.05, 1_000_000

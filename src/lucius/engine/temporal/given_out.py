@@ -27,6 +27,8 @@ from lucius.ports.ledger import Reader
 log = structlog.get_logger(__name__)
 
 COALESCE_SECONDS = 0.4
+RETRY_SECONDS = 5.0
+CLOSE_SECONDS = 5.0
 COUNTERS_MS = 50
 
 Weigh = Callable[[str, Sequence[HandedOver], str | None], Awaitable[Decision]]
@@ -59,6 +61,7 @@ class GivenOut:
         self._on_their_way: Counter[str] = Counter()
         """By what counts them."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def give(self, view: JobView, handed_over: Sequence[HandedOver], step_id: str | None) -> Decision:
         """Whether it may be. Raises LimitReached."""
@@ -77,27 +80,30 @@ class GivenOut:
         if not isinstance(given.reply, Applied):
             self._are_told(counters)
             return given
-        untold = self._untold.get(view.job.job_id)
-        if untold is None:
-            untold = self._untold[view.job.job_id] = _Untold()
-            self._in_background(self._tell_later(view.job.job_id, untold))
-        untold.said += [pack(one, letter.letter_id) for one in said]
-        untold.counters += counters
+        self._keep(view.job.job_id, _Untold([pack(one, letter.letter_id) for one in said], counters), COALESCE_SECONDS)
         return given
 
     @contextmanager
     def telling(self, job_id: str) -> Iterator[list[Happened]]:
-        """What its workflow is told of it, together with what else there is to tell. When that is over, the ledger soon
-        counts it, if there is anything to count; or its letter is told again."""
+        """What its workflow is told of it, together with what else there is to tell. When it has been, the ledger soon
+        counts it, if there is anything to count."""
         untold = self._untold.pop(job_id, None) or _Untold()
         try:
             yield untold.said
-        finally:
+        except EngineDown:
+            self._keep(job_id, untold, RETRY_SECONDS)
+            raise
+        except BaseException:
             self._are_told(untold.counters)
+            raise
+        self._are_told(untold.counters)
 
     async def close(self) -> None:
-        """What waits for company is told now."""
-        await asyncio.gather(*(self._tell(job_id) for job_id in list(self._untold)))
+        """What waits for company is told now, or by whoever finds its letter."""
+        self._closed = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await asyncio.gather(*(self._tell(job_id) for job_id in list(self._untold)))
         for task in self._tasks:
             task.cancel()
 
@@ -134,17 +140,28 @@ class GivenOut:
         if n + self._on_their_way[cap.counter] >= cap.limit:
             raise LimitReached(cap.counter, cap.limit)
 
-    async def _tell_later(self, job_id: str, untold: _Untold) -> None:
-        await asyncio.sleep(COALESCE_SECONDS)
+    def _keep(self, job_id: str, untold: _Untold, seconds: float) -> None:
+        """To be told after so many, unless somebody has more to tell before."""
+        known = self._untold.get(job_id)
+        if known is not None:
+            known.said += untold.said
+            known.counters += untold.counters
+        elif untold.said and not self._closed:
+            self._untold[job_id] = untold
+            self._in_background(self._tell_later(job_id, untold, seconds))
+
+    async def _tell_later(self, job_id: str, untold: _Untold, seconds: float) -> None:
+        await asyncio.sleep(seconds)
         if self._untold.get(job_id) is untold:
             await self._tell(job_id)
 
     async def _tell(self, job_id: str) -> None:
-        with self.telling(job_id) as said:
-            try:
-                await self._reach(job_id, said)
-            except EngineDown as down:
-                log.info("a hand-over is told later", job_id=job_id, reason=str(down))
+        try:
+            with self.telling(job_id) as said:
+                if said:
+                    await self._reach(job_id, said)
+        except LedgerError as error:
+            log.info("a hand-over is told later", job_id=job_id, reason=str(error))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -4,7 +4,7 @@ What is heard is first put into the ledger's inbox: whoever comes after us tells
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ from lucius.core.inputs import (
 from lucius.core.model import Disposition, Instant, Job, JobStatus, Millis
 from lucius.core.protocol import OF_THE_ENGINE
 from lucius.engine.temporal.ahead import Ahead
-from lucius.engine.temporal.bundles import Bundles
+from lucius.engine.temporal.bundles import MOST_BYTES, Bundles
 from lucius.engine.temporal.given_out import GivenOut
 from lucius.engine.temporal.parts import first_part
 from lucius.engine.temporal.wire import ACT, CLAIM, Happened, letter_of, pack, packed_letter, repeated, unpacked_replies
@@ -182,12 +182,12 @@ class TemporalJobs(Jobs):
         last: Letter | None = None
         for _ in range(MOST_PAGES):
             letters = await self._inbox.unread(now - GRACE_MS, MOST_UNREAD, last)
-            for letter in letters:
-                is_claim = CLAIM in letter.letter_id and letter.at >= now - CLAIM_MS
-                if not is_claim and self._told.is_due(letter.letter_id, now, mark=False):
-                    await self._try_to_deliver(letter)
+            due = [letter for letter in letters if self._is_to_be_told(letter, now)]
+            for together in _by_job(due):
+                await self._try_to_deliver(together)
+                for letter in together:
                     self._told.is_due(letter.letter_id, now)
-                    told += 1
+            told += len(due)
             if len(letters) < MOST_UNREAD:
                 break
             last = letters[-1]
@@ -229,32 +229,38 @@ class TemporalJobs(Jobs):
         self._on_repair("workflow")
         log.warning("drift repaired", what=what, job_id=job.job_id, status=str(job.status))
 
-    async def _try_to_deliver(self, letter: Letter) -> None:
-        """One that can't be told must not keep those behind it from being told. Raises EngineDown if none can be."""
+    def _is_to_be_told(self, letter: Letter, now: Instant) -> bool:
+        is_claim = CLAIM in letter.letter_id and letter.at >= now - CLAIM_MS
+        return not is_claim and self._told.is_due(letter.letter_id, now, mark=False)
+
+    async def _try_to_deliver(self, letters: Sequence[Letter]) -> None:
+        """Those of one job. If they can't be told, that must not keep those behind them from being told. Raises
+        EngineDown if none can be."""
+        job_id = letters[0].job_id
         try:
-            await self._deliver(letter)
+            await self._deliver(job_id, letters)
         except (EngineDown, NoWorkflow) as error:
             await self._workflows.check()
             if self._workflows.down:
                 raise EngineDown(self._workflows.down) from error
-            about = {"letter_id": letter.letter_id, "job_id": letter.job_id, "reason": str(error)}
+            about = {"letter_id": letters[0].letter_id, "letters": len(letters), "job_id": job_id, "reason": str(error)}
             if isinstance(error, NoAnswer):
                 log.info("a letter is told later", **about)
             else:
                 log.error("a letter can't be told", **about)
 
-    async def _deliver(self, letter: Letter) -> None:
-        view = await self._ledger.load(letter.job_id, fresh=True)
+    async def _deliver(self, job_id: str, letters: Sequence[Letter]) -> None:
+        view = await self._ledger.load(job_id, fresh=True)
         if view is not None and view.job.live:
-            said = packed_letter(letter)
+            said = [happened for letter in letters for happened in packed_letter(letter)]
             try:
-                await self._workflows.tell(letter.job_id, "look", said)
+                await self._workflows.tell(job_id, "look", said)
                 return
             except NoWorkflow:
                 await self._workflows.start(view.job)
-                await self._workflows.tell(letter.job_id, "look", said)
+                await self._workflows.tell(job_id, "look", said)
                 return
-        await self._inbox.throw_away([letter.letter_id])
+        await self._inbox.throw_away([letter.letter_id for letter in letters])
 
     async def _start(self, decision: Decision) -> None:
         try:
@@ -336,8 +342,9 @@ class TemporalJobs(Jobs):
                     return False
                 await self._workflows.start(fresh.job)
                 continue
-            self._ahead.told(job_id, said)  # only what Temporal has: a workflow does not end before its signal came
-            self._inbox.announce(list(dict.fromkeys(one.letter for one in said)))
+            if any(happened.kind != HandedOver.__name__ for happened in said):  # that alone is worth no task's time
+                self._ahead.told(job_id, said)  # only what Temporal has: a workflow does not end before its signal came
+                self._inbox.announce(list(dict.fromkeys(one.letter for one in said)))
             return True
         raise EngineDown("Temporal: the job's workflow ends as soon as it is started")
 
@@ -372,6 +379,18 @@ class TemporalJobs(Jobs):
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _by_job(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
+    """For one signal each, unless they are too much for one."""
+    jobs: dict[str, list[Letter]] = {}
+    for letter in letters:
+        together = jobs.setdefault(letter.job_id, [])
+        if together and sum(len(one.body) for one in together) + len(letter.body) > MOST_BYTES:
+            yield together
+            together = jobs[letter.job_id] = []
+        together.append(letter)
+    yield from jobs.values()
 
 
 def _signal(said: Sequence[Happened]) -> str:
