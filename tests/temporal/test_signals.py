@@ -313,26 +313,30 @@ async def test_a_result_of_an_old_lease_is_kept_and_changes_nothing(
         assert ("RESULT", "STALE") in await plane.dispositions(job_id)
 
 
-async def test_an_attempt_that_another_gave_out_while_we_looked_is_not_given_out_again(plane: Plane) -> None:
+async def test_an_attempt_that_another_gave_out_while_we_looked_is_not_given_out_again(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with plane.worker():
         job_id = await plane.api.submit()
         first, store = await plane.attempt(job_id), plane.api.runtime.store
         put = store.put
 
         async def put_too_late(letters: Sequence[Letter]) -> list[bool]:
-            store.put = put  # type: ignore[method-assign]
+            monkeypatch.setattr(store, "put", put)
             await plane.tell(job_id, ack(first))
             await until(lambda: plane.acked(job_id), "another gave it out, and it was picked up")
             return await put(letters)
 
-        store.put = put_too_late  # type: ignore[method-assign]
+        monkeypatch.setattr(store, "put", put_too_late)
         assert await plane.api.pull("ocr") == []
         assert await store.unread(NEVER, 1) == []
         await plane.tell(job_id, succeeded(first))
         await plane.ended(job_id)
 
 
-async def test_what_is_said_again_while_the_first_is_read_is_a_duplicate(plane: Plane) -> None:
+async def test_what_is_said_again_while_the_first_is_read_is_a_duplicate(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ledger did not show it yet, and the inbox does no longer."""
     async with plane.worker():
         job_id = await plane.api.submit(**TWO_STEPS)
@@ -342,12 +346,12 @@ async def test_what_is_said_again_while_the_first_is_read_is_a_duplicate(plane: 
     put = store.put
 
     async def put_too_late(letters: Sequence[Letter]) -> list[bool]:
-        store.put = put  # type: ignore[method-assign]
+        monkeypatch.setattr(store, "put", put)
         await plane.attempt(job_id, "embedding")
         await plane.read()
         return await put(letters)
 
-    store.put = put_too_late  # type: ignore[method-assign]
+    monkeypatch.setattr(store, "put", put_too_late)
     again = asyncio.create_task(plane.api.succeed(directive))
     async with plane.worker():
         assert (await again).ok()["disposition"] == "DUPLICATE"

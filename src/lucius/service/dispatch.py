@@ -48,7 +48,7 @@ log = structlog.get_logger(__name__)
 HOLD_MS: Millis = 15_000  # more than a hand-over takes; whoever dies with rows in hand keeps them from others so long
 MOST_AT_ONCE = 1_024
 MOST_UNCLAIMED = 1_000
-ASIDE_SECONDS = 8.0  # with its jitter less than HOLD_MS: nobody else tries what we have set aside
+ASIDE_SECONDS = 8.0  # with its jitter less than HOLD_MS: nobody else tries what we have set aside for the first time
 MOST_ASIDE = 2_000
 SETTLED_WITHIN = 2.0
 """So soon, as a rule, does an engine of its own settle the row of what was given out."""
