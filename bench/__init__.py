@@ -1,1 +1,1 @@
-"""`make bench`: what a job costs, measured with real processes. Not part of the tests."""
+"""`make bench`: the cost of a job, measured with real processes. Not part of the tests."""

@@ -25,7 +25,7 @@ Job = Callable[[str], Awaitable[object]]
 
 
 async def rate(job: Job, inflight: int, seconds: float, prefix: str) -> tuple[float, float]:
-    """Jobs from submit to end per second, with so many in flight, and milliseconds of this process for each."""
+    """Return jobs per second, from submission to end, and this process's CPU milliseconds per job."""
     began, busy, done = time.perf_counter(), time.process_time(), 0
 
     async def lane(n: int) -> None:

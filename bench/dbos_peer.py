@@ -47,7 +47,7 @@ def _launch() -> None:
 
 
 def app() -> Starlette:
-    """Speaks the two routes of `bench.load`."""
+    """Return an app with the two routes that `bench.load` uses."""
     handles: dict[str, Any] = {}
 
     @asynccontextmanager
@@ -97,7 +97,7 @@ def app() -> Starlette:
 
 
 def service() -> Starlette:
-    """Takes a step, and sends the result to the workflow as soon as it has said that it will."""
+    """Return an app that takes a step, and sends the result to the workflow right after its response."""
     client = DBOSClient(system_database_url=os.environ["DBOS_URL"].replace("postgresql:", "postgresql+psycopg:"))
 
     async def take(request: Request) -> JSONResponse:

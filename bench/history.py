@@ -1,4 +1,4 @@
-"""Jobs of the past, written through a real ledger and the real core, for a ledger that has one."""
+"""Past jobs, written by the real core through a real ledger."""
 
 import asyncio
 import itertools
@@ -7,15 +7,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lucius.adapters.ledger_sqlite import SqliteLedger
-from lucius.adapters.protocols_dir import ProtocolsDir
-from lucius.core.decide import decide_all
-from lucius.core.decision import Decision, Env, JobView, NoTools
-from lucius.core.inputs import Ack, HandedOver, Start, Submit, Succeeded
-from lucius.core.model import Command, Job, Mode
-from lucius.core.protocol import Protocol, digest
-from lucius.core.routing import route
-from lucius.ids import new_job_id, new_lease_id
+from lucius.adapters.ledger.sqlite.store import open_sqlite
+from lucius.adapters.protocols.directory import ProtocolsDir
+from lucius.bootstrap.ids import new_job_id, new_lease_id
+from lucius.core.decide.decide import decide_all
+from lucius.core.model.decision import Decision, Env, JobSnapshot, NoTools
+from lucius.core.model.inputs import Ack, HandedOver, Start, Submit, Succeeded
+from lucius.core.model.records import Command, Job
+from lucius.core.model.routing import route
+from lucius.core.model.statuses import Mode
+from lucius.core.protocol.definition import ProtocolDefinition, digest
 from lucius.ports.ledger import Ledger
 
 GROUP = 200
@@ -28,14 +29,16 @@ def write_history(path: Path, jobs: int) -> None:
 
 async def _write(path: Path, jobs: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    ledger = SqliteLedger.open(path)
+    store = open_sqlite(path)
     for first in range(0, jobs, GROUP):
-        await asyncio.gather(*(write_job(ledger, n, BEGAN + n * 100) for n in range(first, min(first + GROUP, jobs))))
-    await ledger.close()
+        await asyncio.gather(
+            *(write_job(store.ledger, n, BEGAN + n * 100) for n in range(first, min(first + GROUP, jobs)))
+        )
+    await store.close()
 
 
 async def write_job(ledger: Ledger, n: int, began: int, *, finished: bool = True) -> Job:
-    """A job that went well; unfinished, its first step is at work on it."""
+    """Write a successful job and return it; if not `finished`, its first step is at work."""
     protocol, address = _protocol()
     job_id = new_job_id()
     command = Command(
@@ -55,7 +58,7 @@ async def write_job(ledger: Ledger, n: int, began: int, *, finished: bool = True
     clock, env = itertools.count(began), Env(new_id=new_lease_id, jitter=random.random)
     decision = decide_all(None, (submit, Start()), next(clock), env)
     await ledger.commit(decision)
-    view = _after(JobView(decision.job, protocol, {}), decision)
+    view = _after(JobSnapshot(decision.job, protocol, {}), decision)
     for spec in protocol.steps if finished else protocol.steps[:1]:
         attempt = view.steps[spec.step_id].attempt
         named: dict[str, Any] = {
@@ -72,12 +75,12 @@ async def write_job(ledger: Ledger, n: int, began: int, *, finished: bool = True
 
 
 @cache
-def _protocol() -> tuple[Protocol, str]:
+def _protocol() -> tuple[ProtocolDefinition, str]:
     found = ProtocolsDir(NoTools()).resolve("OCR_EMBEDDING_SIS")
     if found is None:
         raise SystemExit("the shipped protocols are missing")
     return found, digest(found)
 
 
-def _after(view: JobView, decision: Decision) -> JobView:
-    return JobView(decision.job, view.protocol, {**view.steps, **{step.step_id: step for step in decision.steps}})
+def _after(view: JobSnapshot, decision: Decision) -> JobSnapshot:
+    return JobSnapshot(decision.job, view.protocol, {**view.steps, **{step.step_id: step for step in decision.steps}})

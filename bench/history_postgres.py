@@ -1,7 +1,7 @@
-"""A past for a PostgreSQL ledger, by COPY: one real job of each kind is written, and its rows are the pattern.
+"""Past jobs for a PostgreSQL ledger, by COPY: one real job of each kind is written, and its rows are the pattern.
 
-Every copy has ids, instants, a tenant and a key of its own. Finished jobs lie in the last thirty days; live ones have
-a step at work whose lease ends in a month, so that nothing is due while somebody measures.
+Every copy has its own ids, instants, tenant and key. Finished jobs lie in the last thirty days; live ones have a step
+at work whose lease ends in a month, so that nothing is due during the measurement.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from asyncpg import Record
 from msgspec import Struct
 
 from bench.history import write_job
-from lucius.adapters.ledger_postgres import PostgresLedger
-from lucius.core.model import Job
+from lucius.adapters.ledger.postgres.store import open_postgres
+from lucius.core.model.records import Job
 
 SCHEMA = "lucius"
 TABLES = ("jobs", "live", "done", "steps", "attempts", "events")
@@ -24,11 +24,11 @@ EMPTIED = (*TABLES, "outbox", "counters")
 TENANTS = 500
 DAY_MS = 86_400_000
 MONTH_MS = 30 * DAY_MS
-SOON_MS = 1_000  # what lies further ahead in a pattern is a deadline
+SOON_MS = 1_000  # later instants in a pattern are deadlines
 CHUNK = 500
 ID_BITS = 20
 
-BEGAN = 1_700_000_000_000  # of the patterns: their instants are told from other numbers by how they begin
+BEGAN = 1_700_000_000_000  # start of the patterns: their instants are recognised by this prefix
 INSTANT = re.compile(r"\b17000\d{8}\b")
 SHA = re.compile(r"\b[0-9a-f]{64}\b")
 LEASE = re.compile(r"\b[0-9a-f]{24}\b")
@@ -37,7 +37,7 @@ HOLE = re.compile(r"%\(t(\d+)\)s")
 
 
 class Past(Struct, frozen=True):
-    """So many jobs like this one, begun between two instants. Deadlines are put off."""
+    """Number of copies of this job, started between two instants, with deadlines put off."""
 
     job: Job
     count: int
@@ -75,20 +75,20 @@ async def _write(url: str, finished: int, live: int) -> None:
 
 
 async def migrate(url: str) -> None:
-    ledger = await PostgresLedger.open(url)
-    await ledger.close()
+    store = await open_postgres(url)
+    await store.close()
 
 
 async def _two_jobs(url: str) -> tuple[Job, Job]:
-    ledger = await PostgresLedger.open(url)
+    store = await open_postgres(url)
     try:
-        return await write_job(ledger, 0, BEGAN), await write_job(ledger, 1, BEGAN, finished=False)
+        return await write_job(store.ledger, 0, BEGAN), await write_job(store.ledger, 1, BEGAN, finished=False)
     finally:
-        await ledger.close()
+        await store.close()
 
 
 async def _pattern(connection: "asyncpg.Connection[Record]", table: str, job: Job) -> str:
-    """The job's rows as lines of COPY, with a hole for everything that is its own."""
+    """Return the job's rows as COPY lines, with placeholders for everything unique to a job."""
     number = await connection.fetchval("SELECT id FROM jobs WHERE job_id = $1", job.job_id)
     column = "id" if table in ("jobs", "live", "done") else "job"
     lines: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Replicas with nothing to do: each an engine with its sweeper, relay, calls, notices, listener and fallback polls.
+"""Replicas with nothing to do: each an engine with its sweeper, relay, calls, webhooks, listener and fallback polls.
 
 python -m bench.idle --ledger-url postgresql://… --replicas 8
 
@@ -22,13 +22,13 @@ from msgspec import Struct
 
 from bench.postgres import Server
 from bench.processes import cpu_seconds, run_fast
-from lucius.settings import load_settings
-from lucius.wiring import open_runtime
+from lucius.bootstrap.lifecycle import open_runtime
+from lucius.bootstrap.settings import load_settings
 
 PROCESSES = 8
 
 CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lucius'"
-TRANSACTIONS = "SELECT sum(xact_commit) FROM pg_stat_database"  # sessions report now and then
+TRANSACTIONS = "SELECT sum(xact_commit) FROM pg_stat_database"  # sessions report at intervals
 
 
 async def serve(ledger_url: str, replicas: int) -> None:
@@ -37,7 +37,7 @@ async def serve(ledger_url: str, replicas: int) -> None:
     async with AsyncExitStack() as running:
         for _ in range(replicas):
             folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
-            # `memory:` is a bus that the relay publishes to, and costs nothing of its own.
+            # `memory:` is a bus that the relay publishes to, at no cost of its own.
             settings = load_settings({}, data_dir=folder, ledger_url=ledger_url, bus_url="memory:")
             await running.enter_async_context(open_runtime(settings))
         print("ready", flush=True)
@@ -55,7 +55,7 @@ def idle_process(ledger_url: str, replicas: int) -> Iterator[subprocess.Popen[by
 
 
 class Cost(Struct, frozen=True):
-    """Shares of a core, and what PostgreSQL was asked to keep open and do."""
+    """Shares of a core, and PostgreSQL's connections and transactions."""
 
     clients: float
     postgres: float
@@ -74,7 +74,7 @@ class Cost(Struct, frozen=True):
 
 
 def cost(server: Server, ledger_url: str, replicas: int, settled_seconds: float, seconds: float) -> Cost:
-    """Measured when a start's own work is over: all know of each other, and connections it needed are closed."""
+    """Measure idle replicas after `settled_seconds`, when they know each other and start-up connections are closed."""
     with ExitStack() as running:
         shares = [replicas // PROCESSES + (n < replicas % PROCESSES) for n in range(min(PROCESSES, replicas))]
         clients = [running.enter_context(idle_process(ledger_url, share)) for share in shares]

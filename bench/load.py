@@ -29,9 +29,9 @@ class Client:
         self._session = session
 
     async def job(self, key: str) -> float:
-        """Seconds from the command to the end of its job."""
+        """Run one job, and return the seconds from its command to its end."""
         began = time.perf_counter()
-        # Clients' keys come in no order, and land anywhere in an index.
+        # Random keys, as clients have them, land anywhere in an index.
         said = {**COMMAND, "tenant_id": f"tenant-{hash(key) % 8}", "idempotency_key": f"{os.urandom(8).hex()}-{key}"}
         body = json.dumps(said)
         async with self._session.post(f"{self._base}/v1/commands", data=body, headers=self._headers) as response:
@@ -55,7 +55,7 @@ async def run(base_url: str, api_key: str, inflight: int, seconds: float, prefix
 async def closed_loop(
     job: Callable[[str], Awaitable[float]], inflight: int, seconds: float, prefix: str
 ) -> dict[str, float]:
-    """Jobs per second and latencies over `seconds`, after a warm-up."""
+    """Return jobs per second and latencies over `seconds`, after a warm-up."""
     start = time.perf_counter() + seconds * WARM_UP
     stop = start + seconds
     ended: list[tuple[float, float]] = []
@@ -69,7 +69,7 @@ async def closed_loop(
                 ended.append((time.perf_counter(), latency))
 
     await asyncio.gather(*(lane(n) for n in range(inflight)))
-    last = max(stop, ended[0][0])  # a machine too busy for one job in time has at least a figure
+    last = max(stop, ended[0][0])  # always counts one job, even on a machine too busy to end it in time
     taken = sorted(latency for at, latency in ended if at <= last)
     return {
         "jobs_per_second": len(taken) / (last - start),

@@ -1,4 +1,4 @@
-"""A PostgreSQL to measure on: in a folder of its own on disk, with every commit flushed as in production."""
+"""PostgreSQL server for measurements, on disk, with every commit flushed as in production."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ SETTINGS = {
     "full_page_writes": "on",
     "wal_level": "replica",
     "shared_buffers": "256MB",
-    # No checkpoint of its own accord in the middle of a run.
+    # No automatic checkpoint during a run.
     "max_wal_size": "16GB",
     "checkpoint_timeout": "1h",
     "max_connections": "1000",
@@ -26,7 +26,7 @@ class Server:
         return self._server.url().removesuffix(f"/{DATABASE}") + f"/{database}"
 
     def create(self, database: str, template: str = "template0") -> str:
-        """A new database, empty or a copy; its URL."""
+        """Create a database, empty or a copy of `template`, and return its URL."""
         self._server.query(f'CREATE DATABASE "{database}" TEMPLATE "{template}"')
         return self.url(database)
 
@@ -40,7 +40,7 @@ class Server:
 
 @contextmanager
 def postgres(**settings: str) -> Iterator[Server]:
-    """Raises SystemExit where PostgreSQL is not installed."""
+    """Yield a server; raise SystemExit if PostgreSQL is not installed."""
     if binaries() is None:
         raise SystemExit("PostgreSQL is not installed here, or not on PATH")
     server = PostgresServer(fsync=True, **{**SETTINGS, **settings})

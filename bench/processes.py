@@ -1,4 +1,4 @@
-"""Processes for a measurement: started, waited for, ended, and what they cost."""
+"""Processes for measurements: start, readiness, stop and CPU time."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ def wait_ready(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def run_fast(work: Coroutine[Any, Any, T]) -> T:
-    """On the loop that the servers use where it is installed."""
+    """Run on uvloop, as the servers do, if it is installed."""
     try:
         import uvloop  # noqa: PLC0415
     except ImportError:
@@ -63,7 +63,7 @@ def run_fast(work: Coroutine[Any, Any, T]) -> T:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time so far of these processes and all below them, those that have ended included."""
+    """Return user and system seconds of these processes and their descendants, including ended ones."""
     below: dict[int, list[int]] = {}
     spent: dict[int, float] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):

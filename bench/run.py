@@ -19,7 +19,7 @@ from msgspec import Struct
 from bench.history import write_history
 from bench.processes import free_port, process, wait_ready
 
-KEY = "bench-key"
+KEY = "bench-key-of-enough-characters"
 
 
 class Stack(Struct, frozen=True):
@@ -28,8 +28,11 @@ class Stack(Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def stack(data_dir: Path, ledger_url: str = "") -> Iterator[Stack]:
-    """API + engine, on SQLite unless told, and one process of services that answer at once."""
+def stack(data_dir: Path, ledger_url: str = "", **settings: str) -> Iterator[Stack]:
+    """Run API and engine, on SQLite by default, and one process of services that answer at once.
+
+    `settings` are further variables of the API's environment.
+    """
     port = free_port()
     base_url = f"http://127.0.0.1:{port}"
     env = {
@@ -37,6 +40,7 @@ def stack(data_dir: Path, ledger_url: str = "") -> Iterator[Stack]:
         "LUCIUS_LEDGER_URL": ledger_url,
         "LUCIUS_DEV_API_KEY": KEY,
         "LUCIUS_ORCHESTRATOR_URL": base_url,
+        **settings,
     }
     serve = ("-m", "uvicorn", "--factory", "lucius.api.app:create_app", "--port", str(port), "--log-level", "warning")
     data_dir.mkdir(parents=True, exist_ok=True)

@@ -79,7 +79,7 @@ class Bench(Struct):
 
     @contextlib.contextmanager
     def spending(self, pids: dict[str, int]) -> Iterator[None]:
-        """Note the CPU that processes take meanwhile, by name."""
+        """Record the CPU seconds that the processes use meanwhile, by name."""
         pids = {**pids, "PostgreSQL": self.server.pid}
         before = {name: cpu_seconds([pid]) for name, pid in pids.items()}
         load = _cpu_of_ended()
@@ -94,7 +94,7 @@ def _cpu_of_ended() -> float:
 
 
 def speed(bench: Bench, n: int) -> None:
-    """A new database each time: none has the past of the one before."""
+    """Measure on a new database each time, so that no run has the history of the one before."""
     name, seconds = f"lucius_{n}", bench.sizes.seconds
     with stack(bench.folder / name, bench.server.create(name)) as running:
         bench.note(ONE, measure(running.base_url, 1, seconds, f"one-{n}"))
@@ -104,7 +104,7 @@ def speed(bench: Bench, n: int) -> None:
 
 
 def past(bench: Bench, n: int) -> None:
-    """The first time it is made, and then used again: what a run adds to it is little."""
+    """Measure with past jobs, created in the first run and reused: a run adds little to them."""
     name = "full"
     if n == 0:
         began = time.monotonic()
@@ -116,7 +116,7 @@ def past(bench: Bench, n: int) -> None:
 
 
 def writes(bench: Bench) -> None:
-    """All sessions have ended at the second count: nothing is left out. A start's own few rows are in it."""
+    """Count after all sessions have ended, so that nothing is missed; includes the few rows of the start."""
     name = "written"
     url = bench.server.create(name)
     asyncio.run(migrate(url))
@@ -168,7 +168,7 @@ def _handed(bench: Bench, url: str) -> Figures:
 
 
 def in_turns(bench: Bench) -> None:
-    """One of each, several times over, so that a machine that slows down slows all of them."""
+    """Run all parts in turns, several times, so that a slowdown of the machine affects them all."""
     turns = [
         turn
         for part, turn in (("speed", speed), ("history", past), ("dbos", dbos))
@@ -203,7 +203,7 @@ def tell(bench: Bench) -> None:
 
 
 def _tell_cpu(bench: Bench) -> None:
-    """The warm-up costs as much as the rest, a job for a job."""
+    """Print CPU per job; a job of the warm-up is counted like any other."""
     jobs = sum(figures["jobs"] for figures in bench.found[MANY]) * (1 + WARM_UP)
     each = {name: sum(spent[name] for spent in bench.spent) * 1000 / jobs for name in bench.spent[0]}
     parts = ", ".join(f"{name} {ms:.2f}" for name, ms in each.items())

@@ -48,7 +48,7 @@ SETTLE_SECONDS = 0.5
 class Sizes(Struct, frozen=True, kw_only=True):
     runs: int
     pairs: int = 2
-    """Of measurements in each run, with several in flight."""
+    """Measurements per run, with several jobs in flight."""
     seconds: float
     inflight: tuple[int, ...]
     stores: tuple[str, ...] = STORES
@@ -59,10 +59,10 @@ QUICK = Sizes(runs=1, pairs=1, seconds=1.0, inflight=(4,), stores=("memory",), p
 
 
 class Measured(Struct):
-    """What was found out about one of them on one store, run by run."""
+    """Measurements of one system on one store, run by run."""
 
     rates: dict[int, list[Figures]] = field(default_factory=dict)
-    """By how many jobs were in flight."""
+    """By number of jobs in flight."""
     spent: list[Figures] = field(default_factory=list)
     events: list[float] = field(default_factory=list)
     lags: list[float] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Bench(Struct):
 
     @property
     def most(self) -> int:
-        """In flight, and busy with them."""
+        """Largest number of jobs in flight; CPU is measured there."""
         return max(self.sizes.inflight)
 
     def of(self, store: str, name: str) -> Measured:
@@ -98,7 +98,7 @@ class Stack(Struct, frozen=True):
 def lucius(
     folder: Path, server: TemporalServer, ledger_url: str = "", services: tuple[str, ...] = PLATFORM
 ) -> Iterator[Stack]:
-    """On SQLite one process is API and worker; on PostgreSQL they are two."""
+    """Run Lucius: on SQLite one process is API and worker, on PostgreSQL they are two."""
     base_url = f"http://127.0.0.1:{free_port()}"
     env = {
         "LUCIUS_ENGINE": "temporal",
@@ -149,11 +149,11 @@ def plain(folder: Path, server: TemporalServer) -> Iterator[Stack]:
         yield Stack(app, {"API": api, "worker": worker, "services": taker})
 
 
-# What is measured
+# Measurements
 
 
 def both(bench: Bench, store: str, n: int) -> None:
-    """The lag last: who looks for it would slow the rest down."""
+    """Measure Lucius and the plain application in turns, and the lag last, as its polling slows the rest."""
     folder, durable = bench.folder / f"{store}-{n}", store == "disk"
     with temporal(folder / "ours", durable=durable) as server, temporal(folder / "plain", durable=durable) as other:
         with lucius(folder / "ours" / "data", server) as running, plain(folder / "plain", other) as peer:
@@ -208,7 +208,7 @@ def _measure_one(bench: Bench, found: Measured, running: Stack, server: Temporal
 
 
 def _lags(bench: Bench, running: Stack) -> list[float]:
-    """Milliseconds, while as many jobs are in flight as ever."""
+    """Return lags in milliseconds, measured with the largest number of jobs in flight."""
     told = ("--base-url", running.base_url, "--api-key", KEY, "--service", LOOKED_AT)
     looker = subprocess.Popen([sys.executable, "-m", "bench.temporal_lag", *told], stdout=subprocess.PIPE)
     try:
@@ -223,13 +223,13 @@ def _lags(bench: Bench, running: Stack) -> list[float]:
 
 @contextlib.contextmanager
 def _spending(spent: list[Figures], pids: dict[str, int], server: TemporalServer) -> Iterator[None]:
-    """Note the CPU that processes take meanwhile, by name, in milliseconds for each job that ended."""
+    """Record the CPU that the processes use meanwhile, by name, in milliseconds per ended job."""
     pids = {**pids, "Temporal": server.pid}
     jobs = asyncio.run(completed(server.address))
     before = {name: cpu_seconds([pid]) for name, pid in pids.items()}
     load = _cpu_of_ended()
     yield
-    time.sleep(SETTLE_SECONDS)  # what ended last is soon to be found in Temporal, too
+    time.sleep(SETTLE_SECONDS)  # Temporal's index lags behind
     now = {name: cpu_seconds([pid]) - before[name] for name, pid in pids.items()}
     now["load"] = _cpu_of_ended() - load
     jobs = asyncio.run(completed(server.address)) - jobs
@@ -241,7 +241,7 @@ def _cpu_of_ended() -> float:
     return used.ru_utime + used.ru_stime
 
 
-# What is told
+# Output
 
 
 def tell(bench: Bench, store: str) -> None:
@@ -307,7 +307,7 @@ def _median(runs: list[Figures], name: str) -> float:
 
 
 def in_turns(bench: Bench) -> None:
-    """One of each, several times over, so that a machine that slows down slows all of them."""
+    """Run all parts in turns, several times, so that a slowdown of the machine affects them all."""
     turns: list[tuple[Callable[[Bench, str, int], None], tuple[str, ...]]] = [(both, (OURS, PLAIN))]
     if bench.sizes.peers:
         turns += [(bare, (BARE,))] if bench.database is None else [(shared, (SHARED,)), (bare, (BARE,))]

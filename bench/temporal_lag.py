@@ -19,8 +19,8 @@ from bench.processes import run_fast
 
 IDENTITY = ("jobId", "stepId", "tenant_id", "attempt_no", "lease_id")
 LOOK_SECONDS = 0.01
-MOST_LOOKING = 2
-"""Who looks, costs the API something, too."""
+MAX_LOOKING = 2
+"""Limit on concurrent polling, which also loads the API."""
 
 
 class Looker:
@@ -47,7 +47,7 @@ class Looker:
         said = [{"type": "ack", **who}, {"type": "result", **who, "status": "SUCCEEDED", "result": {}}]
         answered = await self._post(f"{self._base}/v1/callbacks:batch", {"callbacks": said})
         at = time.perf_counter()
-        if answered["results"][-1].get("disposition") != "APPLIED" or self._looking >= MOST_LOOKING:
+        if answered["results"][-1].get("disposition") != "APPLIED" or self._looking >= MAX_LOOKING:
             return
         self._looking += 1
         try:

@@ -47,7 +47,7 @@ with workflow.unsafe.imports_passed_through():
 
 QUEUE = "plain"
 STEPS = ["ocr", "embedding", "sis"]
-MOST_ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 STEP_SECONDS = timedelta(minutes=5)
 PUBLISH_SECONDS = timedelta(seconds=10)
 PUBLISH_RETRIES = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=10)
@@ -100,7 +100,7 @@ class PlainJob:
         self._results[result.lease_id] = result
 
     async def _step(self, command: PlainCommand, step_id: str) -> PlainResult:
-        for attempt_no in range(1, MOST_ATTEMPTS + 1):
+        for attempt_no in range(1, MAX_ATTEMPTS + 1):
             lease_id = str(workflow.uuid4())
             directive = PlainDirective(
                 job_id=workflow.info().workflow_id,
@@ -171,7 +171,7 @@ async def ready(request: Request) -> JSONResponse:
 
 
 def works() -> Starlette:
-    """Runs the workflows; answers nothing but that it does."""
+    """Return the worker's app, which has no route but its readiness."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -189,7 +189,7 @@ def works() -> Starlette:
 
 
 def app() -> Starlette:
-    """Speaks the two routes of `bench.load`, and takes results."""
+    """Return an app with the two routes that `bench.load` uses and one for results."""
     handles: dict[str, WorkflowHandle[Any, str]] = {}
 
     @asynccontextmanager
@@ -222,7 +222,7 @@ def app() -> Starlette:
 
 
 def service() -> Starlette:
-    """Takes a directive, and sends the result as soon as it has said that it has it."""
+    """Return an app that takes a directive, and sends the result right after its response."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

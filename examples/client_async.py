@@ -21,7 +21,7 @@ async def main() -> None:
 
         # Many at once: each command has its own outcome.
         commands = [
-            Command("OCR", tenant="acme", input=f"blob://in/{n}.pdf", output=f"blob://out/{n}.json") for n in range(3)
+            Command("OCR", tenant="acme", input="blob://in/contract.pdf", output=f"blob://out/{n}") for n in range(3)
         ]
         outcomes = await lucius.submit_many(commands)
         accepted = [outcome.jobId for outcome in outcomes if isinstance(outcome, Accepted)]

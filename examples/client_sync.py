@@ -20,7 +20,7 @@ def main() -> None:
         except RequestRefused as refused:
             print(f"refused with {refused.code}: {refused.detail}")
         except Unreachable as away:
-            print(f"nobody answers: {away}")
+            print(f"no answer: {away}")
         else:
             print(f"job {job.jobId} {job.status}: {job.output_ref}")
 

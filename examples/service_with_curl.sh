@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # One directive, by hand: pull it, say that we have it, keep it alive, answer it. Needs curl and python3 (for JSON).
 #   BASE_URL=http://127.0.0.1:8080 API_KEY=… SERVICE=ocr examples/service_with_curl.sh
+# The names that `lucius conformance` and `lucius service` use are good, too: LUCIUS_ORCHESTRATOR_URL and LUCIUS_API_KEY.
 set -euo pipefail
+BASE_URL=${BASE_URL:-${LUCIUS_ORCHESTRATOR_URL:-}} API_KEY=${API_KEY:-${LUCIUS_API_KEY:-}}
 : "${BASE_URL:?}" "${API_KEY:?}" "${SERVICE:?}"
 WAIT_SECONDS=${WAIT_SECONDS:-20}
 work=$(mktemp -d)
@@ -31,11 +33,11 @@ echo "got $(field message_id)"
 callback() { curl -sS --fail-with-body "$1" \
   -H "Authorization: Bearer $token" -H 'Content-Type: application/json' -d "$2"; echo; }
 
-# 2. ACK before the ACK deadline (30 s unless set otherwise), or the step is given to someone else.
+# 2. ACK before the ACK deadline (30 s unless set otherwise), or the step is given to another process.
 callback "$(field callback_urls.ack)" "{$identity}"
 
-# 3. Heartbeat now and then while at work, before the lease ends; the answer says whether to stop.
-callback "$(field callback_urls.heartbeat)" "{$identity, \"progress\": 0.5}"
+# 3. Heartbeat now and then while at work, before the lease ends; the answer says whether to stop. Progress, if you know it.
+callback "$(field callback_urls.heartbeat)" "{$identity, \"progress\": {\"done\": 0, \"total\": 1, \"unit\": \"file\"}}"
 
 # 4. The work. Artifacts belong under <workspace_ref>/<stepId>/<attempt_no>/, so that attempts never mix.
 folder="$(field workspace_ref)/$(field stepId)/$(field attempt_no)"

@@ -1,1 +1,1 @@
-"""What `make schemas` and `make docs` run: pages and schemas written from the code."""
+"""Scripts behind `make schemas` and `make docs`, which write pages and schemas from the code."""

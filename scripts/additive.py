@@ -1,11 +1,13 @@
-"""Whether a published schema was only added to, seen by those who rely on it.
+"""Checks that a change of a published schema is additive for its readers and writers.
 
-What we accept may be widened: every request that was good stays good. What we send may gain fields and enum values:
-every reader of the old form can read the new one. Each function answers with what breaks, in words; nothing is good.
+What we accept may be widened: every valid request stays valid. What we send may gain fields and enum values: every
+reader of the old form can read the new one. Each function returns descriptions of what breaks; none means additive.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
+
+from lucius.api.json_schemas import stated_default
 
 Json = Any
 Direction = Literal["accepts", "sends"]
@@ -16,12 +18,12 @@ DEEPEST = 40
 
 
 def schema_breaks(old: Json, new: Json, direction: Direction) -> list[str]:
-    """What a change of one JSON Schema breaks. References are resolved within each document."""
+    """Return what a change of one JSON Schema breaks. References are resolved within each document."""
     return list(Comparison(old, new, direction).breaks(old, new, ""))
 
 
 class Comparison:
-    """Two documents, and schemas that are in them."""
+    """Compares schemas of two documents."""
 
     def __init__(self, old_document: Json, new_document: Json, direction: Direction) -> None:
         self._old = old_document
@@ -30,7 +32,7 @@ class Comparison:
         self._open: set[tuple[int, int]] = set()
 
     def breaks(self, old: Json, new: Json, where: str) -> Iterator[str]:
-        if where.count("/") > DEEPEST:  # a schema that holds itself
+        if where.count("/") > DEEPEST:  # a recursive schema
             return
         old, new = resolve(self._old, old), resolve(self._new, new)
         old_kinds, new_kinds = _kinds(self._old, old), _kinds(self._new, new)
@@ -48,7 +50,7 @@ class Comparison:
         otherwise: str,
         compare: Callable[[Json, Json, str], list[str]],
     ) -> Iterator[str]:
-        """Each needed alternative must be one of those offered; what stands in the way of the nearest is told."""
+        """Yield each needed alternative without counterpart, or its differences from the closest one offered."""
         for kind in needed:
             found = [compare(kind, other, where) for other in offered if self._alike(kind, other)]
             if not found:
@@ -57,7 +59,7 @@ class Comparison:
                 yield from min(found, key=len)
 
     def _alike(self, needed: Json, offered: Json) -> bool:
-        """Whether one type covers the other; what is below is compared later."""
+        """Return True if the offered type covers the needed one; members are compared later."""
         if "type" not in offered:
             return True
         return offered["type"] == needed.get("type") or (offered["type"], needed.get("type")) == ("number", "integer")
@@ -75,7 +77,7 @@ class Comparison:
 
     def _values(self, old: Json, new: Json, where: str) -> Iterator[str]:
         if self._direction == "sends":
-            return  # readers must expect values they don't know yet
+            return  # readers must tolerate unknown values
         old_values, new_values = _enum(old), _enum(new)
         if new_values is None:
             return
@@ -103,7 +105,7 @@ class Comparison:
         yield from (f"{where}/{name}: the field was removed" for name in before if name not in after)
         yield from self._required(old, new, where)
         pair = id(before), id(after)
-        if pair not in self._open:  # else this schema is being compared around us: it holds itself
+        if pair not in self._open:  # otherwise an outer call compares this recursive schema
             self._open.add(pair)
             for name in before:
                 if name in after:
@@ -119,7 +121,7 @@ class Comparison:
             yield from (f"{where}/{name}: may be missing now" for name in sorted(before - after))
 
     def _others(self, old: Json, new: Json, where: str) -> Iterator[str]:
-        """Members that have no name in the schema."""
+        """Compare members that the schema does not name."""
         if isinstance(old, dict) and isinstance(new, dict):
             yield from self.breaks(old, new, f"{where}/*")
         elif self._direction == "accepts" and old is not False and new is not True and old != new:
@@ -142,7 +144,7 @@ def resolve(document: Json, schema: Json) -> Json:
 
 
 def _kinds(document: Json, schema: Json) -> list[Json]:
-    """The alternatives of a schema, resolved, one type in each."""
+    """Return the alternatives of a schema, resolved, one type in each."""
     if "anyOf" in schema:
         return [kind for one in schema["anyOf"] for kind in _kinds(document, resolve(document, one))]
     if isinstance(schema.get("type"), list):
@@ -166,8 +168,10 @@ def _is_stricter(name: str, old: float | None, new: float | None) -> bool:
 
 
 def _default(old: Json, new: Json, where: str) -> Iterator[str]:
-    if "default" in old and old["default"] != new.get("default"):
-        yield f"{where}: the default was {old['default']!r} and is {new.get('default')!r} now"
+    """Compare defaults, which may move to the description; null or what the schema refuses never was one."""
+    before, after = stated_default(old), stated_default(new)
+    if before != after:
+        yield f"{where}: the default was {before!r} and is {after!r} now"
 
 
 def _name(schema: Json) -> str:

@@ -1,4 +1,4 @@
-"""The same for OpenAPI and AsyncAPI documents: what is described there may grow, and must not shrink."""
+"""Checks that changes of OpenAPI and AsyncAPI documents are additive."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ from scripts.additive import Comparison, Direction, Json
 
 
 def openapi_breaks(old: Json, new: Json) -> list[str]:
-    """What clients of the old document would miss or be refused under the new one."""
+    """Return what clients of the old document would miss or be refused under the new one."""
     return list(_OpenApi(old, new).breaks())
 
 
 def asyncapi_breaks(old: Json, new: Json) -> list[str]:
-    """What services that were written for the old document would miss under the new one."""
+    """Return what services written for the old document would miss under the new one."""
     return [
         *_gone(old["channels"], new["channels"], "channel"),
         *_gone(old["operations"], new["operations"], "operation"),
@@ -88,7 +88,7 @@ class _OpenApi:
 
 
 def _at_most(new: list[Json], old: list[Json]) -> bool:
-    """Whether who was let in is let in still: an empty list asks for nothing."""
+    """Return True if the old credentials still suffice; an empty list requires none."""
     return not new or (bool(old) and all(one in new for one in old))
 
 
@@ -112,7 +112,7 @@ def _operations(old: Json, new: Json) -> Iterator[str]:
 
 
 def _messages(old: Json, new: Json) -> Iterator[str]:
-    """We send what our own operations send, and what we reply; all else we accept."""
+    """Compare messages: those of our send operations and our replies are sent, all others accepted."""
     before, after = old["components"]["messages"], new["components"]["messages"]
     yield from _gone(before, after, "message")
     sent = _sent(old)
@@ -126,12 +126,13 @@ def _messages(old: Json, new: Json) -> Iterator[str]:
 def _sent(document: Json) -> set[str]:
     references = []
     for operation in document["operations"].values():
-        references += operation["messages"] if operation["action"] == "send" else operation["reply"]["messages"]
+        replies = operation.get("reply", {}).get("messages", [])
+        references += operation["messages"] if operation["action"] == "send" else replies
     return {_component(document, reference) for reference in references}
 
 
 def _component(document: Json, reference: Json) -> str:
-    """The name of the component that a channel's message stands for."""
+    """Return the name of the component that a channel's message refers to."""
     target: Json = document
     for part in reference["$ref"].removeprefix("#/").split("/"):
         target = target[part]

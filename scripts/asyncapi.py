@@ -1,12 +1,15 @@
-"""The AsyncAPI document: what goes over the bus, and how a service answers it over HTTP."""
+"""The AsyncAPI document: messages on the bus, and a service's answers over HTTP."""
 
+import json
 from typing import Any
 
 import msgspec
 
-from lucius import __version__, contract
-from lucius.api import document as examples
-from lucius.core.routing import LANES
+from lucius import contract
+from lucius.api import openapi_doc as examples
+from lucius.api.json_schemas import clarify_schema
+from lucius.version import __version__
+from scripts import asyncapi_buses as buses
 
 COMPONENTS = "#/components/schemas/{name}"
 Json = dict[str, Any]
@@ -14,18 +17,19 @@ Json = dict[str, Any]
 ABOUT = """\
 Lucius asks platform services for work with directives and takes their answers over HTTP.
 
-A directive goes to the topic of its lane. A service subscribes to the lanes it serves, takes the messages whose
-`service` is its own, ignores one it has had already (by `jobId, stepId, attempt_no, lease_id`), and calls back: ack
-when it takes it, heartbeat while it works, result when it is done. Each callback is a POST with the directive's
-`callback_token` as bearer token. Fields may be added to every message: ignore those you do not know.
+A directive reaches its service over one of two buses. On `local:` the service pulls it over HTTP (channel `pull`). On
+`redis://` it is an entry of a stream (`redis_shared` or `redis_isolated`), whose fields are the ids and the directive
+as JSON. A service ignores a directive that it has had already (by `jobId, stepId, attempt_no, lease_id`), and calls
+back: ack when it takes it, heartbeat while it works, result when it is done. Each callback is a POST with the
+directive's `callback_token` as bearer token. Fields may be added to every message: ignore those you do not know.
 
-On `redis://` a topic has one stream for each service, `lucius:{topic}:{service}` (the prefix is the bus URL's), with
-one consumer group, named after the service. An entry has the message as `directive`, and `job_id, step_id, tenant_id,
-attempt_no, lease_id, ack_deadline_ms` beside it; there are no other headers. It is acknowledged and deleted (XACK,
-XDEL) once its result was answered, touched (XCLAIM JUSTID) by whoever is at work, and claimed by others when it was not
-for 60 s. A step that may not be repeated is acknowledged and deleted first, and begun only if its ack was answered
-APPLIED. What was delivered five times, or can't be read, goes to the stream `lucius:dead`: the ids, `reason` and
-`deliveries`."""
+On Redis an entry is acknowledged and deleted (XACK, XDEL) once its result was answered, touched (XCLAIM JUSTID) by the
+consumer that works on it, and claimed by others when it was not touched for 60 s. A step that may not be repeated is
+acknowledged and deleted first, and begun only if its ack was answered APPLIED. An entry that was delivered five times,
+or can't be read, goes to `redis_dead`.
+
+`shared` and `isolated` are the names of lanes as topics, for brokers that have topics and message properties; neither
+`local:` nor `redis://` uses these addresses and headers."""
 
 DIRECTIVE: Json = {
     "message_id": "01JAZ3Y8Q5W2R7T9V1X4B6D8F0/ocr/1",
@@ -78,56 +82,71 @@ CALLBACKS = {
 def asyncapi() -> Json:
     kinds = [
         contract.Directive,
+        contract.PullRequest,
+        contract.PullAnswer,
+        contract.CallbackBatch,
+        contract.CallbackBatchAnswer,
         contract.CallbackAnswer,
         contract.Problem,
         *(kind for kind, _, _ in CALLBACKS.values()),
     ]
-    _, schemas = msgspec.json.schema_components(kinds, ref_template=COMPONENTS)
+    _, described = msgspec.json.schema_components(kinds, ref_template=COMPONENTS)
+    schemas = {name: clarify_schema(schema) for name, schema in json.loads(msgspec.json.encode(described)).items()}
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "Lucius", "version": __version__, "description": ABOUT, "license": {"name": "Apache-2.0"}},
         "defaultContentType": "application/json",
-        "channels": {**_topics(), **{kind: _callback_channel(kind) for kind in CALLBACKS}},
-        "operations": {**_sends(), **{f"receive_{kind}": _receives(kind) for kind in CALLBACKS}},
+        "servers": buses.SERVERS,
+        "channels": {**_topics(), **{kind: _callback_channel(kind) for kind in CALLBACKS}, **buses.channels()},
+        "operations": {
+            **_sends(),
+            **{f"receive_{kind}": _receives(kind) for kind in CALLBACKS},
+            **buses.operations(),
+        },
         "components": {
             "messages": _messages(),
             "schemas": schemas,
             "securitySchemes": {
-                "callbackToken": {"type": "http", "scheme": "bearer", "description": "The directive's `callback_token`"}
+                "apiKey": buses.API_KEY,
+                "callbackToken": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "The directive's `callback_token`",
+                },
             },
         },
     }
 
 
 def _topics() -> Json:
-    lane = {"enum": [str(lane) for lane in range(LANES)], "description": "CRC32 of the routing key, mod 16"}
-    mode = {"enum": ["default", "burst"], "description": "The resolved mode, in lower case"}
     message = {"directive": {"$ref": "#/components/messages/directive"}}
     return {
         "shared": {
+            **buses.ON_TOPICS,
             "address": "global-bus-p{lane}",
-            "title": "Both modes share the lanes",
-            "description": "`LUCIUS_TOPIC_LAYOUT=shared`, the default.",
+            "title": "Topic of a lane, for both modes",
+            "description": "`LUCIUS_TOPIC_LAYOUT=shared`, the default. On Redis it is `redis_shared`.",
             "messages": message,
-            "parameters": {"lane": lane},
-            "bindings": {"redis": {}},
+            "parameters": {"lane": buses.LANE},
         },
         "isolated": {
+            **buses.ON_TOPICS,
             "address": "global-{mode}-p{lane}",
-            "title": "Each mode has its own lanes",
-            "description": "`LUCIUS_TOPIC_LAYOUT=isolated`: BURST traffic cannot hold up the rest.",
+            "title": "Topic of a lane, for one mode",
+            "description": "`LUCIUS_TOPIC_LAYOUT=isolated`: BURST traffic cannot hold up the rest. On Redis it is "
+            "`redis_isolated`.",
             "messages": message,
-            "parameters": {"lane": lane, "mode": mode},
-            "bindings": {"redis": {}},
+            "parameters": {"lane": buses.LANE, "mode": buses.MODE},
         },
     }
 
 
 def _callback_channel(kind: str) -> Json:
     return {
+        **buses.ON_API,
         "address": f"/v1/callbacks/{kind}",
         "title": CALLBACKS[kind][1],
-        "description": "HTTP at the directive's `callback_urls`; many at once go to `/v1/callbacks:batch`.",
+        "description": "HTTP at the directive's `callback_urls`; many at once go to `callback_batch`.",
         "messages": {
             kind: {"$ref": f"#/components/messages/{kind}"},
             "answer": {"$ref": "#/components/messages/answer"},
@@ -174,15 +193,60 @@ def _messages() -> Json:
     shown = {name: DIRECTIVE[name] for name in ("message_id", "service", "mode")}
     directive["headers"] = headers
     directive["examples"][0]["headers"] = {**shown, "message_key": DIRECTIVE["routing_key_used"]}
+    callback = buses.callback_headers()
     answer = {"disposition": "APPLIED", "lease_expires_at": "2026-01-31T12:15:00.000Z", "cancel_requested": False}
     return {
         "directive": directive,
-        **{kind: _message(*CALLBACKS[kind]) for kind in CALLBACKS},
+        **{kind: {**_message(*CALLBACKS[kind]), "bindings": callback} for kind in CALLBACKS},
         "answer": _message(contract.CallbackAnswer, "What became of the callback", answer),
         "problem": {
-            **_message(contract.Problem, "The callback was refused; docs/errors.md has every code", {}),
+            **_message(contract.Problem, "The request was refused; docs/errors.md has every code", {}),
             "contentType": "application/problem+json",
             "examples": [{"payload": _stale()}],
+        },
+        **_http_messages(answer),
+        **_redis_messages(),
+    }
+
+
+def _http_messages(answer: Json) -> Json:
+    item = {"type": "ack", "callback_token": examples.TOKEN, **examples.ACK}
+    pull = _message(contract.PullRequest, "Asks for directives", {"max": 10, "wait_seconds": 30})
+    callbacks = _message(contract.CallbackBatch, "Callbacks, in order", {"callbacks": [item]})
+    answers = _message(
+        contract.CallbackBatchAnswer,
+        "What became of each",
+        {"results": [{"status_code": 200, "status": 200, **answer}]},
+    )
+    return {
+        "pull": {**pull, "bindings": buses.pull_headers()},
+        "pulled": _message(contract.PullAnswer, "Directives for the service", {"directives": [DIRECTIVE]}),
+        "callbacks": {**callbacks, "bindings": buses.batch_headers()},
+        "callback_answers": answers,
+    }
+
+
+def _redis_messages() -> Json:
+    ids = {
+        "job_id": DIRECTIVE["jobId"],
+        "step_id": DIRECTIVE["stepId"],
+        "tenant_id": DIRECTIVE["tenant_id"],
+        "attempt_no": str(DIRECTIVE["attempt_no"]),
+        "lease_id": DIRECTIVE["lease_id"],
+    }
+    entry = {**ids, "ack_deadline_ms": "1769860830000", "directive": json.dumps(DIRECTIVE)}
+    return {
+        "entry": {
+            "name": "entry",
+            "summary": "Asks a service for one attempt",
+            "payload": buses.ENTRY,
+            "examples": [{"payload": entry}],
+        },
+        "dead_letter": {
+            "name": "dead_letter",
+            "summary": "An attempt that no service could take",
+            "payload": buses.DEAD_LETTER,
+            "examples": [{"payload": {"reason": "UNREADABLE", "deliveries": "1", **ids}}],
         },
     }
 

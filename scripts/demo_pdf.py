@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-SAMPLE = Path(__file__).resolve().parent.parent / "src" / "lucius" / "services" / "sample" / "contract.pdf"
+SAMPLE = Path(__file__).resolve().parent.parent / "src" / "lucius" / "reference_services" / "sample" / "contract.pdf"
 
 WIDTH, HEIGHT = 595, 842  # A4 in points
 MARGIN, TOP = 64, 770
@@ -22,7 +22,7 @@ class Line(NamedTuple):
     text: str
     size: int = 11
     gap: float = 1.4
-    """In line heights, above it."""
+    """Space above the line, in line heights."""
 
 
 def heading(text: str) -> Line:
@@ -140,12 +140,12 @@ class Page(NamedTuple):
 
 
 def build() -> bytes:
-    """The contract. The scanned page is the third."""
+    """Return the contract, whose third page is scanned."""
     return document([text_page(PARTIES), text_page(DELIVERY), image_page(scan(ACCEPTANCE)), text_page(CLOSING)])
 
 
 def document(pages: list[Page], trailer: bytes = b"") -> bytes:
-    """A PDF of these pages; `trailer` is put into its trailer."""
+    """Return a PDF of these pages, with `trailer` in its trailer."""
     kids = b" ".join(b"%d 0 R" % (4 + 3 * number) for number in range(len(pages)))
     objects = [
         b"<</Type /Catalog /Pages 2 0 R>>",
@@ -172,7 +172,7 @@ def text_page(lines: list[Line]) -> Page:
 
 
 def image_page(paper: Image.Image) -> Page:
-    """A page that is a picture: shades of grey, four bits each."""
+    """Return a page with only an image: greyscale, four bits per pixel."""
     rows = (paper.crop((0, y, paper.width, y + 1)).tobytes() for y in range(paper.height))
     packed = bytes(
         (left & 0xF0) | (right >> 4) for row in rows for left, right in zip(row[::2], row[1::2], strict=True)
@@ -185,7 +185,7 @@ def image_page(paper: Image.Image) -> Page:
 
 
 def scan(lines: list[Line]) -> Image.Image:
-    """A page of paper as a scanner sees it: a little askew, soft, and with dust on it."""
+    """Return a page as scanned: slightly rotated, blurred, and dusty."""
     scale = SCAN_DPI / 72
     paper = Image.new("L", (round(WIDTH * scale) // 2 * 2, round(HEIGHT * scale)), 255)
     draw = ImageDraw.Draw(paper)

@@ -1,4 +1,4 @@
-"""A page of the docs that is made from code: written, or checked to be current."""
+"""Files generated from code: write one, or check that it is current."""
 
 import argparse
 import sys
@@ -8,12 +8,12 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
-def keep(name: str, script: str, make: Callable[[], str], arguments: list[str] | None = None) -> int:
-    """The script's exit code: 1 if the page should only be checked and is stale."""
-    parser = argparse.ArgumentParser(description=f"Write docs/{name}")
+def keep(name: str, script: str, make: Callable[[], str], folder: Path = DOCS) -> int:
+    """Write or check a file, and return the exit code: 1 if --check finds it stale."""
+    parser = argparse.ArgumentParser(description=f"Write {folder.name}/{name}")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is stale")
-    parser.add_argument("--page", type=Path, default=DOCS / name, help=f"where the page is (default: docs/{name})")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--page", type=Path, default=folder / name, help=f"where it is (default: {folder.name}/{name})")
+    options = parser.parse_args()
     fresh = make()
     if not options.check:
         options.page.parent.mkdir(parents=True, exist_ok=True)

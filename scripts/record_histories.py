@@ -1,7 +1,10 @@
-"""Write histories of workflows for tests that replay them: what an old version began, today's must go on with.
+"""Write workflow histories for replay tests: today's code must be able to continue what an old version started.
 
-Runs jobs of every kind on a real Temporal server. Files that are there already stay: they are what was deployed. Names
-of machines and processes are taken out. `python -m scripts.record_histories [name …]`
+Runs jobs of every kind on a real Temporal server. Existing files are kept, since they record deployed versions. Names
+of machines and processes are removed. `python -m scripts.record_histories [name …]`
+
+Names that end in `-early` are recorded with callbacks that arrive before their signals and no inline decisions, those
+that end in `-plain` with LUCIUS_TEMPORAL_FASTPATH=off.
 """
 
 import asyncio
@@ -10,9 +13,11 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
+from unittest.mock import AsyncMock
 
 from msgspec.structs import replace
 from temporalio.client import Client
@@ -24,33 +29,34 @@ from tests.support.temporal import binary
 from tests.temporal.test_examples import soon
 from tests.temporal.twin_api import FollowingApi, TimeFlows
 
-from lucius.adapters.bus_memory import MemoryBus
-from lucius.core.decision import Defaults
-from lucius.settings import Settings
+from lucius.adapters.bus.memory import MemoryBus
+from lucius.bootstrap.settings import Settings
+from lucius.core.model.decision import Defaults
+from lucius.engine.temporal.fastpath.inline_decisions import InlineDecisions
 
 FOLDER = Path(__file__).parents[1] / "tests" / "data" / "histories"
-MOST_EVENTS = 60
-"""Then the server suggests to continue as new."""
+MAX_EVENTS = 60
+"""Events after which the server suggests to continue as new."""
 SOON = Defaults(ack_timeout_ms=400, lease_ms=2_000, backoff_scale=0.02)
 OF_A_MACHINE = frozenset({"identity", "name", "binaryChecksum", "buildId", "requestId", "stackTrace"})
 
 Scenario = Callable[[World], Awaitable[None]]
 
 
-async def without_trouble(world: World) -> None:
+async def one_step(world: World) -> None:
     await _finish(world.api, await world.api.submit())
 
 
-async def answered_at_once(world: World) -> None:
-    """By services that are heard before their signals."""
+async def two_steps(world: World) -> None:
+    """Two results that arrive while the task is open, before their signals."""
     job_id = await world.api.submit(request_type="OCR_EMBEDDING")
     for service in ("ocr", "embedding"):
         (await world.api.succeed(await world.api.pull_one(service))).ok()
     await world.end(job_id)
 
 
-async def said_twice(world: World) -> None:
-    """By a service that is heard before its signals."""
+async def repeated_result(world: World) -> None:
+    """A repeated result that arrives while the task is open, before its signal."""
     job_id = await world.api.submit(request_type="OCR_EMBEDDING")
     ocr = await world.api.pull_one("ocr")
     for _ in range(2):
@@ -59,14 +65,14 @@ async def said_twice(world: World) -> None:
     await world.end(job_id)
 
 
-async def tried_again(world: World) -> None:
+async def retried_step(world: World) -> None:
     job_id = await world.api.submit()
     (await world.api.fail(await world.api.pull_one(), failure_class="RETRYABLE")).ok()
     await _finish(world.api, job_id)
 
 
 async def timed_out(world: World) -> None:
-    """Nobody ACKs the first attempt; the second is ACKed, and then nothing more is heard of it."""
+    """The first attempt gets no ACK; the second is acknowledged and then loses its lease."""
     job_id = await world.api.submit()
     await world.api.pull_one()
     directive = await world.api.pull_one()
@@ -83,6 +89,19 @@ async def cancelled(world: World) -> None:
     await world.end(job_id)
 
 
+async def cancelled_in_temporal(world: World) -> None:
+    job_id = await world.api.submit()
+    directive = await world.api.pull_one()
+    (await world.api.callback("ack", directive)).ok()
+    settings = world.api.runtime.settings
+    client = await Client.connect(settings.temporal_address)
+    await client.get_workflow_handle(job_id).cancel(reason="not needed")
+    while (await world.api.job(job_id))["status"] != "CANCELLING":  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    (await world.api.fail(directive, failure_class="NON_RETRYABLE")).ok()
+    await world.end(job_id)
+
+
 async def paused(world: World) -> None:
     job_id = await world.api.submit()
     (await world.api.post(f"/v1/jobs/{job_id}:pause", {})).ok(202)
@@ -90,7 +109,7 @@ async def paused(world: World) -> None:
     await _finish(world.api, job_id)
 
 
-async def tried_again_after_the_end(world: World) -> None:
+async def retried_job(world: World) -> None:
     job_id = await world.api.submit()
     (await world.api.fail(await world.api.pull_one(), failure_class="NON_RETRYABLE")).ok()
     await world.end(job_id)
@@ -99,7 +118,7 @@ async def tried_again_after_the_end(world: World) -> None:
 
 
 async def pushed(world: World) -> None:
-    """The bus is down at first, so an activity of its own hands over."""
+    """The bus is down at first, so the hand-over needs its own activity."""
     bus = world.api.runtime.publisher
     assert isinstance(bus, MemoryBus)
     bus.down = True
@@ -113,7 +132,7 @@ async def pushed(world: World) -> None:
 
 
 async def many_heartbeats(world: World) -> None:
-    """So many that it continues as new."""
+    """Enough heartbeats to continue as new."""
     job_id = await world.api.submit()
     directive = await world.api.pull_one()
     (await world.api.callback("ack", directive)).ok()
@@ -131,29 +150,36 @@ async def still_waiting(world: World) -> None:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "without-trouble": without_trouble,
-    "answered-at-once": answered_at_once,
-    "decided-at-once": answered_at_once,
-    "said-twice": said_twice,
-    "tried-again": tried_again,
+    "one-step": one_step,
+    "two-steps": two_steps,
+    "repeated-result": repeated_result,
+    "retried-step": retried_step,
     "timed-out": timed_out,
     "cancelled": cancelled,
+    "cancelled-in-temporal": cancelled_in_temporal,
     "paused": paused,
-    "tried-again-after-the-end": tried_again_after_the_end,
+    "retried-job": retried_job,
     "pushed": pushed,
     "many-heartbeats": many_heartbeats,
     "still-waiting": still_waiting,
-    "calls": examples.test_a_small_invoice_is_posted_without_asking_anybody,
-    "approved": examples.test_a_large_invoice_needs_two_different_people,
-    "escalated": examples.test_what_nobody_decides_is_escalated_and_can_be_rejected,
-    "map": examples.test_pages_are_read_one_by_one_and_what_failed_is_collected,
-    "map-at-once": examples.test_pages_are_read_one_by_one_and_what_failed_is_collected,
-    "map-decided-at-once": examples.test_pages_are_read_one_by_one_and_what_failed_is_collected,
-    "parallel": examples.test_checks_that_all_pass_are_joined,
-    "loop": examples.test_a_loop_asks_until_it_is_done,
-    "undone": examples.test_a_payment_whose_outcome_is_unknown_is_undone_last_first,
-    "signal": examples.test_a_signature_that_comes_early_is_kept_and_one_that_never_comes_times_out,
+    "calls": examples.test_small_invoice_is_posted_without_approval,
+    "approved": examples.test_large_invoice_needs_two_different_approvers,
+    "escalated": examples.test_undecided_approval_is_escalated_and_can_be_rejected,
+    "map": examples.test_pages_are_read_one_by_one_and_failures_are_collected,
+    "parallel": examples.test_passed_checks_are_joined,
+    "loop": examples.test_loop_polls_until_it_is_done,
+    "compensated": examples.test_uncertain_payment_is_undone_in_reverse_order,
+    "signal": examples.test_early_signature_is_kept_and_a_missing_one_times_out,
 }
+EARLY, PLAIN = "-early", "-plain"
+NAMES = [
+    *SCENARIOS,
+    *(name + EARLY for name in ("two-steps", "repeated-result", "map")),
+    *(
+        name + PLAIN
+        for name in ("one-step", "two-steps", "repeated-result", "retried-step", "parallel", "many-heartbeats")
+    ),
+]
 
 
 async def _finish(api: Api, job_id: str) -> None:
@@ -163,7 +189,8 @@ async def _finish(api: Api, job_id: str) -> None:
 
 
 async def record(client: Client, address: str, name: str) -> None:
-    queue, bus = f"record-{name}", "memory:" if name == "pushed" else "local:"
+    scenario = name.removesuffix(EARLY).removesuffix(PLAIN)
+    queue, bus = f"record-{name}", "memory:" if scenario == "pushed" else "local:"
 
     @asynccontextmanager
     async def serve(settings: Settings) -> AsyncIterator[Api]:
@@ -174,14 +201,17 @@ async def record(client: Client, address: str, name: str) -> None:
             temporal_task_queue=queue,
             workspace_root="file:///workspace",
             bus_url=bus,
-            defaults=SOON if name in ("tried-again", "timed-out") else Defaults(),
+            defaults=SOON if scenario in ("retried-step", "timed-out") else Defaults(),
+            temporal_fastpath=not name.endswith(PLAIN),
         )
         async with serving(settings, TimeFlows()) as api:
             yield FollowingApi(api.app, api.runtime, api.clock)
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as patches:
+        if name.endswith(EARLY):
+            patches.enter_context(mock.patch.object(InlineDecisions, "_decide_inline", AsyncMock(return_value=None)))
         async with open_world(Path(folder), "memory:", serve, soon) as world:
-            await SCENARIOS[name](world)
+            await SCENARIOS[scenario](world)
             jobs = await world.api.jobs("limit=100")
             await asyncio.sleep(1)  # the last workflow task ends after the ledger knows; then the index follows
             for number, job_id in enumerate(sorted(jobs)):
@@ -214,7 +244,7 @@ def _is_of_a_machine(key: str, inside: str) -> bool:
 async def main(names: list[str]) -> None:
     FOLDER.mkdir(exist_ok=True)
     there = {path.name.partition(".")[0] for path in FOLDER.glob("*.json")}
-    suggests = f"limit.historyCount.suggestContinueAsNew={MOST_EVENTS}"
+    suggests = f"limit.historyCount.suggestContinueAsNew={MAX_EVENTS}"
     server = await WorkflowEnvironment.start_local(
         dev_server_existing_path=binary(),
         dev_server_extra_args=["--dynamic-config-value", suggests],
@@ -222,11 +252,11 @@ async def main(names: list[str]) -> None:
     )
     async with server:
         address = server.client.service_client.config.target_host
-        for name in names or [name for name in SCENARIOS if name not in there]:
+        for name in names or [name for name in NAMES if name not in there]:
             await record(server.client, address, name)
 
 
 if __name__ == "__main__":
     asyncio.run(main(sys.argv[1:]))
     sys.stdout.flush()
-    os._exit(0)  # the SDK's threads may abort an interpreter that ends in order
+    os._exit(0)  # the SDK's threads may abort an interpreter that exits normally

@@ -1,17 +1,17 @@
-"""Write docs/retries.md from the retry matrix and the tables of failure classes; with --check, only say if stale."""
+"""Write docs/retries.md from the retry matrix and failure class tables; with --check, report whether it is stale."""
 
 import sys
 
-from lucius.core.classify import CODES, STATUSES, UNKNOWN, class_of_status
-from lucius.core.model import FailureClass
-from lucius.core.protocol import RetryPolicy
-from lucius.core.retry import MATRIX, Rule
+from lucius.core.model.statuses import FailureClass
+from lucius.core.policies.failure_classes import CODES, STATUSES, UNKNOWN, class_of_status
+from lucius.core.policies.retry import MATRIX, Rule
+from lucius.core.protocol.definition import RetryPolicy
 from scripts.pages import keep
 
 POLICY = RetryPolicy()
 
 INTRODUCTION = """\
-<!-- Written by scripts/retry_matrix.py from src/lucius/core/retry.py and classify.py. Do not edit: run the script. -->
+<!-- Written by scripts/retry_matrix.py from core/policies/. Run the script to change it. -->
 
 # Retries
 

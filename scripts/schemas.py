@@ -13,10 +13,11 @@ from pathlib import Path
 import msgspec
 
 from lucius import contract as c
-from lucius import contract_control as k
-from lucius import contract_protocols as p
 from lucius.api.app import fastapi_app
-from lucius.core.protocol import Protocol
+from lucius.api.json_schemas import clarify_schema
+from lucius.contract import control as k
+from lucius.contract import protocols as p
+from lucius.core.protocol.definition import ProtocolDefinition
 from scripts.additive import Json, schema_breaks
 from scripts.additive_documents import asyncapi_breaks, openapi_breaks
 from scripts.asyncapi import asyncapi
@@ -34,7 +35,7 @@ ACCEPTED: dict[str, type] = {
     "pull_request": c.PullRequest,
     "cancel_request": c.CancelRequest,
     "outbox_retry_request": c.OutboxRetryRequest,
-    "protocol_document": Protocol,
+    "protocol_document": ProtocolDefinition,
     "publish_request": p.PublishRequest,
     "deprecate_request": p.DeprecateRequest,
     "pause_request": k.PauseRequest,
@@ -76,18 +77,18 @@ Compare = Callable[[Json, Json], list[str]]
 
 
 def generated() -> dict[str, Json]:
-    """Every file by its path below schemas/, as the code has it now."""
+    """Return every file by its path below schemas/, as the code generates it now."""
     files = {f"v1/{name}.json": _schema(name, kind) for name, kind in {**ACCEPTED, **SENT}.items()}
     return {**files, "openapi.json": fastapi_app().openapi(), "asyncapi.json": asyncapi()}
 
 
 def _schema(name: str, kind: type) -> Json:
-    schema = json.loads(msgspec.json.encode(msgspec.json.schema(kind, ref_template="#/$defs/{name}")))
+    schema = clarify_schema(json.loads(msgspec.json.encode(msgspec.json.schema(kind, ref_template="#/$defs/{name}"))))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{ID_ROOT}{name}.json", **schema}
 
 
 def breaks(old: dict[str, Json], new: dict[str, Json]) -> list[str]:
-    """What those who rely on the old files would miss or be refused."""
+    """Return what readers and writers of the old files would miss or be refused."""
     found = [f"{path} was removed" for path in sorted(old) if path not in new]
     for path in sorted(old.keys() & new.keys()):
         found += [f"{path}: {problem}" for problem in _comparison(path)(old[path], new[path])]
@@ -116,7 +117,7 @@ def committed(folder: Path) -> dict[str, Json]:
 
 
 def stale(folder: Path, new: dict[str, Json]) -> list[str]:
-    """The files that are not what the code says."""
+    """Return the files that differ from what the code generates."""
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*.json")}
     changed = [path for path in new if path in there and (folder / path).read_text(encoding="utf-8") != text(new[path])]
     return sorted(changed + list(there ^ new.keys()))

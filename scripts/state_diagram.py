@@ -1,21 +1,22 @@
-"""Write docs/states.md from the transition tables that the core enforces; with --check, only say if it is stale."""
+"""Write docs/states.md from the transition tables that the core enforces; with --check, report whether it is stale."""
 
 import sys
 from enum import StrEnum
 
-from lucius.core.model import TERMINAL_JOB, TERMINAL_STEP, JobStatus, OutboxStatus, StepStatus
-from lucius.core.transitions import JOB_TRANSITIONS, OUTBOX_TRANSITIONS, STEP_TRANSITIONS, Transition
+from lucius.core.decide.transitions import JOB_TRANSITIONS, OUTBOX_TRANSITIONS, STEP_TRANSITIONS, Transition
+from lucius.core.model.statuses import TERMINAL_JOB, TERMINAL_STEP, JobStatus, OutboxStatus, StepStatus
 from scripts.pages import keep
 
 NOWHERE = "[*]"
 
 INTRODUCTION = """\
-<!-- Written by scripts/state_diagram.py from src/lucius/core/transitions.py. Do not edit: run the script. -->
+<!-- Written by scripts/state_diagram.py from src/lucius/core/decide/transitions.py. Do not edit: run the script. -->
 
 # States
 
 Every transition a job, a step and an outbox row may make, and why. The core makes no other; terminal states are
-never left. What a callback or an operator's act does in each state is in `tests/unit/core/every_pair.txt`.
+left only by a new run, and those of a step also when a flow visits it again. What a callback or an operator's act does
+in each state is in `tests/unit/core/every_pair.txt`.
 """
 
 

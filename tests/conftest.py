@@ -1,4 +1,4 @@
-"""What holds for every test: neither a developer's terminal nor exported settings nor a loaded machine matter."""
+"""Fixtures and collection hooks of all tests: the terminal, exported settings and load of the machine do not matter."""
 
 import gc
 import os
@@ -10,12 +10,15 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from tests.support.fastpath import FASTPATH
 from tests.support.postgres import PostgresServer, binaries
 from tests.support.temporal import TemporalServer
 
-# A test runner's own width, and settings a developer has exported, would change what the product prints and does.
+# A narrow terminal or a developer's exported settings would change what the product prints and does. One setting may be
+# exported to run the tests with it: LUCIUS_TEMPORAL_FASTPATH.
 for name in [name for name in os.environ if name.startswith("LUCIUS_") or name in ("COLUMNS", "LINES", "NO_COLOR")]:
-    del os.environ[name]
+    if name != FASTPATH:
+        del os.environ[name]
 
 settings.register_profile("lucius", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("lucius")
@@ -31,13 +34,13 @@ SLOW = (
     "tests/e2e/test_new_service.py",
     "tests/e2e/test_kill.py",
     "tests/e2e/",
-    "tests/unit/conformance_kit/",
+    "tests/integration/conformance_kit/",
     "tests/temporal/",
 )
 
-# A Temporal server, the conformance kit and what it finds about whatever ships, which takes hundreds of processes,
-# requests by the thousand to all that the API offers, and the benches cost minutes: `make test-long`, and CI, run them
-# beside the rest.
+# These take minutes: a Temporal server, the conformance kit run against all shipped services (hundreds of processes),
+# API fuzzing with thousands of requests, and the benchmarks. `make test-long`, and CI, run them beside the other
+# tests.
 LONG = (
     "tests/temporal/",
     "tests/e2e/test_temporal",
@@ -46,10 +49,10 @@ LONG = (
     "tests/e2e/test_node_service.py",
     "tests/e2e/test_openapi_fuzz.py",
     "tests/e2e/test_bench.py",
-    "tests/unit/conformance_kit/",
+    "tests/integration/conformance_kit/",
 )
 NOT_LONG = "tests/temporal/test_replay.py"
-LONGEST_SECONDS = 300  # after which one of them hangs; hundreds of jobs take that long on a busy machine
+LONGEST_SECONDS = 300  # then the test is taken to hang; hundreds of jobs take this long on a busy machine
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)
 
@@ -58,7 +61,7 @@ NO_POSTGRES = "PostgreSQL is not installed: scripts/test_servers.sh installs it 
 
 @pytest.fixture(autouse=True)
 def process_as_before() -> Iterator[None]:
-    """What a test does to the whole process, by running a command in it for one, is not heard of in the next."""
+    """Restore logging and signal handlers after each test: running a command in this process, for one, changes them."""
     logging, handlers = structlog.get_config(), {number: signal.getsignal(number) for number in HANDLED}
     yield
     structlog.configure(**logging)
@@ -68,7 +71,7 @@ def process_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """One for each process of the test run. A test that stops or slows it starts one of its own."""
+    """Start one PostgreSQL per process of the test run. Tests that stop it or slow it down start their own."""
     need_postgres()
     server = PostgresServer().start()
     yield server
@@ -77,7 +80,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def postgres_url(postgres: PostgresServer) -> Iterator[str]:
-    """A ledger of this test's own: a schema that does not exist yet, and is dropped afterwards."""
+    """Yield the URL of a ledger for this test only: its schema does not exist yet and is dropped afterwards."""
     schema = f"test_{uuid.uuid4().hex[:12]}"
     yield postgres.url(schema)
     postgres.execute(f"set lock_timeout = '10s'; drop schema if exists {schema} cascade")
@@ -85,7 +88,9 @@ def postgres_url(postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def emptied_postgres_url(postgres: PostgresServer) -> str:
-    """A ledger that tests use in turn: its tables take longer to make than most tests."""
+    """Return the URL of an emptied ledger that tests share in turn: creating its tables takes longer than most tests
+    take.
+    """
     postgres.execute(_EMPTY)
     return postgres.url("in_turn")
 
@@ -94,14 +99,14 @@ _EMPTY = """
     DO $$ DECLARE name text; BEGIN
         SET LOCAL lock_timeout = '10s';
         FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'in_turn'
-            AND tablename NOT IN ('schema_version', 'protocol_revision', 'engine', 'door')
+            AND tablename NOT IN ('ledger_versions', 'protocol_revision', 'engine', 'callback_availability')
         LOOP
             EXECUTE format('DELETE FROM in_turn.%I', name);
         END LOOP;
-        IF to_regclass('in_turn.schema_version') IS NOT NULL THEN
+        IF to_regclass('in_turn.ledger_versions') IS NOT NULL THEN
             UPDATE in_turn.protocol_revision SET revision = 0;
             UPDATE in_turn.engine SET last_tick = 0, resumed_at = 0;
-            UPDATE in_turn.door SET open_at = 0, reopened_at = 0;
+            UPDATE in_turn.callback_availability SET available_at = 0, available_since = 0;
         END IF;
     END $$
 """
@@ -109,7 +114,7 @@ _EMPTY = """
 
 @pytest.fixture(scope="session")
 def temporal_server() -> Iterator[TemporalServer]:
-    """One for each process of the test run, without a memory. A test that stops it starts one of its own."""
+    """Start one non-durable Temporal server per process of the test run. Tests that stop it start their own."""
     server = TemporalServer().start()
     yield server
     server.remove()
@@ -124,7 +129,7 @@ def need_postgres() -> None:
 
 
 def _set_apart(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Before the rest is dealt out, those go that are not asked for."""
+    """Mark the long tests, and deselect those that `-m` excludes before xdist distributes the rest."""
     for item in items:
         if item.nodeid.startswith(LONG) and not item.nodeid.startswith(NOT_LONG):
             item.add_marker(pytest.mark.long)
@@ -137,8 +142,10 @@ def _set_apart(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """All processes of a test run but one start with a share of the slow files, so that none ends long after the others
-    and the processors have something to do while those wait."""
+    """Reorder tests so that all xdist workers but one start with a share of the slow files.
+
+    No worker then ends long after the others, and the processors have work while slow tests wait.
+    """
     _set_apart(config, items)
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     files: dict[str, list[pytest.Item]] = {}
@@ -148,7 +155,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     quick = [item for name, found in files.items() if name not in slow for item in found]
     hands = max(1, workers - 1)
     ordered: list[pytest.Item] = []
-    for worker in range(workers):  # in such parts as xdist deals out
+    for worker in range(workers):  # in chunks of the size that xdist distributes
         size = (len(items) - len(ordered)) // (workers - worker)
         names = slow[worker::hands] if worker < hands else []
         share = [item for name in names for item in files[name]]
@@ -159,7 +166,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests are a large heap: to look for garbage in it each time would stop everything for a moment."""
+    """Exempt collected tests from garbage collection: scanning a heap of thousands of tests pauses the process."""
     gc.collect()
     gc.freeze()
 

@@ -1,20 +1,22 @@
 // HTTP to the orchestrator, and what its answers mean.
 
+import { hostname } from "node:os";
 import { setTimeout as timer } from "node:timers/promises";
 
 const ANSWER_MS = 10_000; // how long an answer may take; then the callback is repeated
 const BACKOFF_MS = { first: 250, most: 10_000 };
 const LONGEST_RETRY_AFTER_MS = 300_000;
 const LONGEST_TIMER_MS = 2 ** 31 - 1;
+const PROCESS = { "x-lucius-instance": `${hostname()}:${process.pid}`, "user-agent": "node-service/1" }; // for operators
 
-// One POST. Never throws: without an answer the status is 0, and nobody knows whether the request was taken.
+// One POST. Never throws: without an answer the status is 0, and it is unknown whether the request was processed.
 export async function post(url, token, body, { timeout = ANSWER_MS, signal } = {}) {
   const limit = after(timeout);
   try {
     const response = await fetch(url, {
       method: "POST",
       redirect: "manual", // the token is for this address only
-      headers: { authorization: `Bearer ${token}`, "content-type": "application/json" },
+      headers: { ...PROCESS, authorization: `Bearer ${token}`, "content-type": "application/json" },
       body: JSON.stringify(body),
       signal: signal ? AbortSignal.any([signal, limit]) : limit,
     });
@@ -25,7 +27,7 @@ export async function post(url, token, body, { timeout = ANSWER_MS, signal } = {
   }
 }
 
-// Waiting does not mend it.
+// True for a refusal that a repeat does not change.
 export function isRefusal(status) {
   return status >= 400 && status < 500 && ![408, 425, 429].includes(status);
 }
@@ -42,7 +44,7 @@ export function verdictOf({ status, body }) {
   return body.disposition === "LATE" && !body.lease_expires_at ? "FENCED" : "TAKEN";
 }
 
-// Send a callback, and send it again until someone has heard it or `latest` has come. Returns the last answer.
+// Send a callback, and send it again until it is answered or `latest` has come. Return the last answer.
 export async function say(kind, directive, body, { latest, signal }) {
   for (let failures = 1; ; failures += 1) {
     const answer = await post(directive.callback_urls[kind], directive.callback_token, body);

@@ -4,7 +4,7 @@
 //   settled/<attempt>.json  delivered, or given up. Kept for a day, so that a directive that comes again is known.
 //
 // Every file is written whole and then renamed, and an attempt moves from one folder to the other by a rename.
-// One process per folder: whoever starts takes everything in open/ for left behind by a dead one.
+// One process per folder: at its start, everything in open/ was left behind by a dead process.
 
 import { mkdir, readFile, readdir, rename, rm, stat } from "node:fs/promises";
 import { join } from "node:path";

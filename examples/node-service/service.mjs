@@ -20,12 +20,14 @@ const CONCURRENCY = number("LUCIUS_CONCURRENCY", 4, 1);
 const GRACE_MS = number("LUCIUS_GRACE", 20) * 1000;
 const DELAY_MS = number("LUCIUS_SERVICE_DELAY", 0) * 1000; // every step takes that much longer: for rehearsals
 const PULL_SECONDS = 20;
+const PROGRESS_MS = 2_000; // between heartbeats that leave because the progress has changed
 const FAREWELL_MS = 5_000; // for RESULTs on the way out; what is left then stays on disk
 const LATE_WINDOW_MS = 24 * 3600 * 1000; // a RESULT is worth sending that long after its lease
 const MAX_UNDELIVERED = 100; // while so many RESULTs wait, no more work is taken on
 const PLACES = {
   blobRoot: env.LUCIUS_BLOB_ROOT || join(DATA_DIR, "blobs"),
-  fileRoots: env.LUCIUS_FILE_ROOTS ? env.LUCIUS_FILE_ROOTS.split(":").filter(Boolean) : undefined,
+  fileRoots: (env.LUCIUS_FILE_ROOTS ?? "").split(":").filter(Boolean),
+  protect: [DATA_DIR, env.LUCIUS_CONFIG, env.LUCIUS_PROTOCOLS_DIR].filter(Boolean),
 };
 
 const FENCED = new StepFailure("FENCED", "this attempt no longer counts");
@@ -97,7 +99,7 @@ async function run(attempt, directive) {
     return;
   }
   await journal.begin(attempt, essence(directive));
-  const task = { directive, stop: working.get(attempt), over: new AbortController(), progress: 0 };
+  const task = { directive, stop: working.get(attempt), over: new AbortController() };
   const acknowledged = acknowledge(task);
   keepAlive(task);
   const result = { ...identity(directive), ...(await outcomeOf(task)) };
@@ -131,15 +133,19 @@ async function acknowledge({ directive, stop }) {
   heed(await say("ack", directive, identity(directive), { latest, signal: halt.signal }), directive, stop);
 }
 
-// Every third of the lease, so that one lost heartbeat does not cost it. Nobody there: again soon, and work goes on.
+// Every third of the lease, so that one lost heartbeat does not cost it, and when the progress has changed, at most every
+// 2 s. Without an answer: again soon, and work goes on.
 async function keepAlive(task) {
   const { directive, stop, over } = task;
   const period = Math.min(Math.max((directive.lease_seconds * 1000) / 3, 50), 600_000);
   let failures = 0;
   let wait = period;
-  while (await pause(wait, over.signal)) {
+  let reported;
+  const hasChanged = () => !failures && task.progress !== reported;
+  while (await rest(wait, hasChanged, over.signal)) {
     const asked = Date.now();
-    const body = { ...identity(directive), progress: task.progress };
+    reported = task.progress;
+    const body = { ...identity(directive), progress: reported }; // JSON leaves it out until the work has reported any
     const options = { timeout: Math.min(period, 10_000), signal: over.signal };
     const answer = await post(directive.callback_urls.heartbeat, directive.callback_token, body, options);
     heed(answer, directive, stop);
@@ -147,6 +153,15 @@ async function keepAlive(task) {
     const soon = Math.max(answer.retryAfterMs, Math.min(period, backoff(failures)));
     wait = failures ? soon : Math.max(0, period * (0.8 + 0.2 * Math.random()) - (Date.now() - asked));
   }
+}
+
+// Wait for `ms`; or only until `isEarly`, which is looked at every 2 s.
+async function rest(ms, isEarly, signal) {
+  const due = Date.now() + ms;
+  do {
+    if (!(await pause(Math.min(PROGRESS_MS, Math.max(0, due - Date.now())), signal))) return false;
+  } while (Date.now() < due && !isEarly());
+  return true;
 }
 
 function heed(answer, directive, stop) {

@@ -6,10 +6,16 @@ import { StepFailure, never } from "./failure.mjs";
 
 const CHUNK_BYTES = 256 * 1024;
 const WITHOUT_WAITING = constants.O_RDONLY | (constants.O_NONBLOCK ?? 0); // a named pipe must not hold us up
-const GONE = { ENOENT: "INPUT_NOT_FOUND", ENOTDIR: "INPUT_NOT_FOUND", EACCES: "INPUT_FORBIDDEN" };
+const GONE = {
+  ENOENT: "INPUT_NOT_FOUND",
+  ENOTDIR: "INPUT_NOT_FOUND",
+  ENAMETOOLONG: "INPUT_NOT_FOUND",
+  EACCES: "INPUT_FORBIDDEN",
+};
 const SPACE = /\s/u;
 
-// `signal` is aborted when the attempt must stop; `progress` takes 0 to 1. Returns what the RESULT says.
+// `signal` is aborted when the attempt must stop; `progress` takes
+// `{ done, total, unit }`, or a number from 0 to 1. Returns what the RESULT says.
 export async function execute(directive, workspace, { signal, progress }) {
   const minLength = directive.payload.min_length ?? 1;
   if (!Number.isInteger(minLength) || minLength < 1) throw never("INVALID_PAYLOAD", "min_length must be 1 or more");
@@ -32,7 +38,7 @@ async function count(path, minLength, { signal, progress }) {
         signal.throwIfAborted();
         counter.add(chunk);
         seen += chunk.length;
-        progress(Math.min(1, seen / found.size));
+        progress({ done: seen, total: found.size, unit: "byte" });
       }
     } finally {
       await file.close();

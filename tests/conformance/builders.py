@@ -1,40 +1,37 @@
-"""Small decisions built straight from the records: a ledger must not care whether the rules made them."""
+"""Small decisions built directly from records: a ledger must not depend on the rules of the core."""
 
 from typing import Any
 
 from msgspec.structs import replace
 
-from lucius.core.decision import Applied, Decision, EndedAttempt
-from lucius.core.inputs import Cap
-from lucius.core.model import (
+from lucius.core.model.decision import Applied, Decision, EndedAttempt
+from lucius.core.model.inputs import Cap
+from lucius.core.model.records import (
     Attempt,
-    AttemptOutcome,
     Blocked,
-    BlockedReason,
     Command,
     Event,
     Job,
-    JobStatus,
-    Mode,
     OutboxRow,
-    OutboxStatus,
     Quarantined,
     Routing,
     Step,
-    StepStatus,
     message_id,
 )
-from lucius.core.protocol import Protocol, StepSpec, digest
+from lucius.core.model.statuses import AttemptOutcome, BlockedReason, JobStatus, Mode, OutboxStatus, StepStatus
+from lucius.core.protocol.definition import ProtocolDefinition, StepSpec, digest
 
 ROUTING = Routing(Mode.DEFAULT, 3, "acme", "default", "no mode was asked for")
 
 
-def protocol(version: int = 1, **fields: Any) -> Protocol:
+def protocol(version: int = 1, **fields: Any) -> ProtocolDefinition:
     steps = (
         StepSpec(step_id="ocr", step_type="OCR", service="ocr"),
         StepSpec(step_id="embedding", step_type="EMBEDDING", service="embedding"),
     )
-    return Protocol(**{"protocol_id": "p", "version": version, "request_type": "OCR", "steps": steps, **fields})
+    return ProtocolDefinition(
+        **{"protocol_id": "p", "version": version, "request_type": "OCR", "steps": steps, **fields}
+    )
 
 
 PROTOCOL = protocol()
@@ -55,7 +52,7 @@ def command(job_id: str, **fields: Any) -> Command:
     return Command(**{**given, **fields})
 
 
-def job(job_id: str, *, asked: Command | None = None, pinned: Protocol = PROTOCOL, **fields: Any) -> Job:
+def job(job_id: str, *, asked: Command | None = None, pinned: ProtocolDefinition = PROTOCOL, **fields: Any) -> Job:
     created_at = fields.get("created_at", 1_000)
     given = {
         "job_id": job_id,
@@ -72,8 +69,10 @@ def job(job_id: str, *, asked: Command | None = None, pinned: Protocol = PROTOCO
     return Job(**{**given, **fields})
 
 
-def accept(job_id: str, *, asked: Command | None = None, pinned: Protocol = PROTOCOL, **fields: Any) -> Decision:
-    """A bare new job, without steps or rows. `counters` and `caps` go to the decision, the rest to the job."""
+def accept(
+    job_id: str, *, asked: Command | None = None, pinned: ProtocolDefinition = PROTOCOL, **fields: Any
+) -> Decision:
+    """Return a new job without steps or rows. `counters` and `caps` go to the decision, the rest to the job."""
     counters: dict[str, int] = fields.pop("counters", {})
     caps: tuple[Cap, ...] = fields.pop("caps", ())
     new = job(job_id, asked=asked, pinned=pinned, **fields)
@@ -81,7 +80,7 @@ def accept(job_id: str, *, asked: Command | None = None, pinned: Protocol = PROT
 
 
 def dispatch(job_id: str, *, service: str = "ocr", asked: Command | None = None, **row_fields: Any) -> Decision:
-    """A new job whose step `ocr` waits in the outbox."""
+    """Return a new job whose step `ocr` is in the outbox."""
     first = step(job_id, service=service)
     new = accept(
         job_id,
@@ -97,7 +96,7 @@ def dispatch(job_id: str, *, service: str = "ocr", asked: Command | None = None,
 
 
 def then(before: Decision, **fields: Any) -> Decision:
-    """The next decision about the same job. Records by their own names, the rest are fields of the job."""
+    """Return the next decision about the job. Fields named like records go to the decision, the rest to the job."""
     names = ("steps", "attempts", "outbox", "events", "quarantined", "counters", "caps")
     records = {name: fields.pop(name) for name in names if name in fields}
     pinned = fields.pop("protocol", before.protocol)

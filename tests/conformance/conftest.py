@@ -1,41 +1,32 @@
-"""Every adapter of a port, behind one fixture name. A new adapter joins by one line here."""
+"""Every ledger behind one fixture name. A new ledger is added by one line; buses are in `test_bus.py` (`BUSES`)."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
-from lucius.adapters.ledger_memory import MemoryLedger
-from lucius.adapters.ledger_postgres import PostgresLedger
-from lucius.adapters.ledger_sqlite import SqliteLedger
-from lucius.core.decision import Decision
-from lucius.ports.inbox import Inbox
-from lucius.ports.ledger import Ledger, Outbox, Reader, ReviewReader
-from lucius.ports.protocols import ProtocolStore
+from lucius.adapters.ledger.memory.store import open_memory
+from lucius.adapters.ledger.postgres.store import open_postgres
+from lucius.adapters.ledger.sqlite.store import open_sqlite
+from lucius.ports.store import Store
 
 
-class FullLedger(Ledger, Outbox, Reader, ReviewReader, ProtocolStore, Inbox, Protocol):
-    on_commit: Callable[[Decision], None] | None
-    on_flush: Callable[[int, float], None] | None
+async def _memory(url: str) -> Store:
+    return open_memory()
 
 
-async def _memory(url: str) -> FullLedger:
-    return MemoryLedger()
+async def _sqlite(url: str) -> Store:
+    return open_sqlite(url.removeprefix("sqlite:///"))
 
 
-async def _sqlite(url: str) -> FullLedger:
-    return SqliteLedger.open(url.removeprefix("sqlite:///"))
-
-
-LEDGERS: dict[str, Callable[[str], Awaitable[FullLedger]]] = {
+STORES: dict[str, Callable[[str], Awaitable[Store]]] = {
     "memory": _memory,
     "sqlite": _sqlite,
-    "postgres": PostgresLedger.open,
+    "postgres": open_postgres,
 }
 
 
-@pytest.fixture(params=LEDGERS)
+@pytest.fixture(params=STORES)
 def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     match request.param:
         case "sqlite":
@@ -47,7 +38,7 @@ def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def ledger(ledger_url: str) -> AsyncIterator[FullLedger]:
-    opened = await LEDGERS[ledger_url.partition(":")[0].replace("postgresql", "postgres")](ledger_url)
+async def store(ledger_url: str) -> AsyncIterator[Store]:
+    opened = await STORES[ledger_url.partition(":")[0].replace("postgresql", "postgres")](ledger_url)
     yield opened
     await opened.close()

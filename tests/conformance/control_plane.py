@@ -1,4 +1,4 @@
-"""A control plane behind a real HTTP server, in the test's own loop: its parts can be looked at while services pull."""
+"""A control plane behind a real HTTP server in the test's event loop, so that tests can inspect its parts meanwhile."""
 
 import asyncio
 import json
@@ -10,30 +10,31 @@ from typing import Any
 import aiohttp
 import uvicorn
 
-from lucius.adapters.bus_local import LocalConsumer
+from lucius.adapters.bus.local import LocalConsumer
 from lucius.api.app import create_app
+from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.lifecycle import open_runtime
+from lucius.bootstrap.settings import load_settings
 from lucius.contract import Directive
-from lucius.core.protocol import OF_THE_ENGINE
-from lucius.core.routing import LANES, lane_of
-from lucius.settings import load_settings
-from lucius.wiring import Runtime, open_runtime
+from lucius.core.model.routing import LANES, lane_of
+from lucius.core.protocol.definition import ENGINE_SERVICES
 from tests.support.ports import free_port
 
-KEY = "key-for-tests"
+KEY = "key-for-tests-of-enough-characters"
 TENANT_OF_LANE = {lane_of(name): name for name in (f"tenant-{n}" for n in range(500))}
 assert len(TENANT_OF_LANE) == LANES
 QUIET = {"LUCIUS_SWEEP_INTERVAL": "600", "LUCIUS_REPAIR_INTERVAL": "600"}
-"""Nothing but commits moves anything: whoever is served soon was woken, and did not poll."""
+"""Disables sweeps and repairs, so only commits change anything: a pull answered soon was woken and did not poll."""
 
 
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield  # signals are pytest's
+        yield  # pytest handles signals
 
 
 class ControlPlane:
-    """Can be stopped and started again, on the same port and the same ledger file."""
+    """Runs a server that can be stopped and restarted on the same port and the same ledger file."""
 
     def __init__(self, data_dir: Path, **env: str) -> None:
         self.port = free_port()
@@ -62,7 +63,7 @@ class ControlPlane:
 
     async def stop(self) -> None:
         if self._server is not None and self._serving is not None:
-            self.runtime.hub.close()
+            self.runtime.notifier.close()
             self._server.should_exit = True
             await self._serving
             self._server = self._serving = None
@@ -84,12 +85,12 @@ class ControlPlane:
         return self._consumers[-1]
 
     def waiting(self) -> int:
-        """Pulls that have reached the server and found nothing."""
-        pulls = self.runtime.hub.pulls._waiting.items()
-        return sum(len(waiting) for service, waiting in pulls if service not in OF_THE_ENGINE)
+        """Return the number of pulls that have reached the server and found nothing."""
+        pulls = self.runtime.notifier.pulls.waiting_counts().items()
+        return sum(waiting for service, waiting in pulls if service not in ENGINE_SERVICES)
 
     async def submit(self, number: int, service: str = "ocr", lane: int = 3, **fields: Any) -> str:
-        """A job of one step, for the service and the lane."""
+        """Submit a job of one step for the service and the lane."""
         payload = {"prompt_set": ["Who pays?"]} if service == "sis" else {}
         command = {
             "tenant_id": TENANT_OF_LANE[lane],

@@ -1,4 +1,4 @@
-"""One suite for every bus, from a consumer's side: what a service may rely on whichever bus it is on."""
+"""The suite that every bus passes, from a consumer's side: what services may rely on."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -10,16 +10,16 @@ import pytest
 import redis
 from aiohttp import web
 
-from lucius.adapters.bus_local import LocalConsumer, PullRefused
-from lucius.adapters.bus_memory import MemoryBus
-from lucius.adapters.bus_redis.consumer import RedisConsumer
-from lucius.adapters.bus_redis.publisher import RedisPublisher
+from lucius.adapters.bus.local import LocalConsumer, PullRefused
+from lucius.adapters.bus.memory import MemoryBus
+from lucius.adapters.bus.redis.consumer import RedisConsumer
+from lucius.adapters.bus.redis.publisher import RedisPublisher
 from lucius.contract import Directive
 from lucius.ports.bus import Consumer, Publisher
 from lucius.ports.errors import BusDown, MessageRefused
 from tests.conformance.control_plane import QUIET, ControlPlane, control_plane
+from tests.integration.worker.support import API_KEY, FakeOrchestrator, directive, fake_orchestrator, until
 from tests.support.redis import RedisServer
-from tests.unit.worker.support import API_KEY, FakeOrchestrator, directive, fake_orchestrator, until
 
 
 class Bus(Protocol):
@@ -30,7 +30,7 @@ class Bus(Protocol):
     async def go_down(self) -> None: ...
     async def come_up(self) -> None: ...
     def waiting(self) -> int:
-        """How many pulls have reached the bus."""
+        """Return the number of pulls that have reached the bus."""
 
 
 class MemoryHarness:
@@ -51,11 +51,11 @@ class MemoryHarness:
         self.bus.down = False
 
     def waiting(self) -> int:
-        return len(self.bus._waiting)
+        return self.bus.waiting_count
 
 
 class LocalHarness:
-    """LocalConsumer over real HTTP, against a real control plane: what is offered there are jobs."""
+    """Tests LocalConsumer over real HTTP against a real control plane; directives are offered as jobs."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -144,8 +144,8 @@ async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
         yield bus
 
 
-def asked(number: int, **changes: Any) -> Directive:
-    """What a consumer shall get; an orchestrator chooses ids of its own, so the number is in the correlation id."""
+def expected_directive(number: int, **changes: Any) -> Directive:
+    """Return the expected directive. Orchestrators choose their own ids, so the correlation id carries the number."""
     return directive(number=number, correlation_id=f"job-{number}", **changes)
 
 
@@ -153,68 +153,68 @@ def jobs(directives: list[Directive]) -> list[str]:
     return [one.correlation_id for one in directives]
 
 
-async def test_a_directive_arrives_as_it_was_sent(bus: Bus) -> None:
-    sent = asked(1, service="sis", payload={"prompt_set": ["ä"], "n": 1.5}, doc_id="d", lane=7)
+async def test_directive_arrives_as_it_was_sent(bus: Bus) -> None:
+    sent = expected_directive(1, service="sis", payload={"prompt_set": ["ä"], "min_score": 0.5}, doc_id="d", lane=7)
     await bus.offer(sent)
     (got,) = await bus.consumer("sis").pull(10, 0)
     assert (got.correlation_id, got.service, got.lane, got.doc_id) == ("job-1", "sis", 7, "d")
     assert sent.payload.items() <= got.payload.items()
 
 
-async def test_directives_come_oldest_first_and_no_more_than_asked_for(bus: Bus) -> None:
-    await bus.offer(*(asked(number) for number in range(5)))
+async def test_directives_are_pulled_oldest_first_up_to_the_limit(bus: Bus) -> None:
+    await bus.offer(*(expected_directive(number) for number in range(5)))
     consumer = bus.consumer("ocr")
     assert jobs(await consumer.pull(2, 0)) == ["job-0", "job-1"]
     assert jobs(await consumer.pull(10, 0)) == ["job-2", "job-3", "job-4"]
 
 
 async def test_a_directive_is_handed_out_once(bus: Bus) -> None:
-    await bus.offer(*(asked(number) for number in range(20)))
+    await bus.offer(*(expected_directive(number) for number in range(20)))
     pulled = await asyncio.gather(*(bus.consumer("ocr").pull(3, 0) for _ in range(10)))
     found = [job for directives in pulled for job in jobs(directives)]
     assert sorted(found) == sorted(f"job-{number}" for number in range(20))
 
 
-async def test_without_waiting_an_empty_bus_answers_at_once(bus: Bus) -> None:
+async def test_pull_without_waiting_on_an_empty_bus_returns_at_once(bus: Bus) -> None:
     assert await bus.consumer("ocr").pull(1, 0) == []
 
 
-async def test_a_wait_that_ends_answers_empty(bus: Bus) -> None:
+async def test_pull_returns_empty_when_its_wait_ends(bus: Bus) -> None:
     assert await bus.consumer("ocr").pull(1, 0.01) == []
 
 
-async def test_a_waiting_pull_gets_what_arrives(bus: Bus) -> None:
+async def test_waiting_pull_gets_a_new_directive(bus: Bus) -> None:
     waiting = asyncio.create_task(bus.consumer("ocr").pull(1, 30))
     await until(lambda: bus.waiting() == 1)
-    await bus.offer(asked(1))
+    await bus.offer(expected_directive(1))
     assert jobs(await asyncio.wait_for(waiting, 10)) == ["job-1"]
 
 
-async def test_services_get_only_their_own(bus: Bus) -> None:
-    await bus.offer(asked(1, service="sis"), asked(2))
+async def test_consumer_gets_only_directives_of_its_service(bus: Bus) -> None:
+    await bus.offer(expected_directive(1, service="sis"), expected_directive(2))
     assert jobs(await bus.consumer("ocr").pull(10, 0)) == ["job-2"]
     assert jobs(await bus.consumer("sis").pull(10, 0)) == ["job-1"]
 
 
-async def test_a_consumer_of_some_lanes_leaves_the_others_alone(bus: Bus) -> None:
-    await bus.offer(*(asked(lane, lane=lane) for lane in range(16)))
+async def test_consumer_of_some_lanes_leaves_other_lanes_alone(bus: Bus) -> None:
+    await bus.offer(*(expected_directive(lane, lane=lane) for lane in range(16)))
     assert jobs(await bus.consumer("ocr", [2, 5]).pull(10, 0)) == ["job-2", "job-5"]
     assert len(await bus.consumer("ocr").pull(100, 0)) == 14
 
 
-async def test_a_pull_given_up_takes_nothing_with_it(bus: Bus) -> None:
+async def test_cancelled_pull_loses_no_directive(bus: Bus) -> None:
     waiting = asyncio.create_task(bus.consumer("ocr").pull(1, 30))
     await until(lambda: bus.waiting() == 1)
     waiting.cancel()
     await asyncio.wait({waiting})
     await bus.go_down()
     await bus.come_up()
-    await bus.offer(asked(1))
+    await bus.offer(expected_directive(1))
     assert jobs(await bus.consumer("ocr").pull(1, 0)) == ["job-1"]
 
 
-async def test_a_bus_that_is_down_says_so_and_loses_nothing(bus: Bus) -> None:
-    await bus.offer(asked(1))
+async def test_pull_from_a_bus_that_is_down_raises_and_loses_nothing(bus: Bus) -> None:
+    await bus.offer(expected_directive(1))
     consumer = bus.consumer("ocr")
     await bus.go_down()
     with pytest.raises(BusDown):
@@ -223,8 +223,8 @@ async def test_a_bus_that_is_down_says_so_and_loses_nothing(bus: Bus) -> None:
     assert jobs(await consumer.pull(1, 0)) == ["job-1"]
 
 
-async def test_what_is_settled_is_nobody_s_any_more(bus: Bus) -> None:
-    await bus.offer(asked(1), asked(2))
+async def test_settled_directive_is_not_delivered_again(bus: Bus) -> None:
+    await bus.offer(expected_directive(1), expected_directive(2))
     consumer = bus.consumer("ocr")
     directives = await consumer.pull(10, 0)
     assert await consumer.settle(directives) == [True, True]
@@ -232,7 +232,7 @@ async def test_what_is_settled_is_nobody_s_any_more(bus: Bus) -> None:
 
 
 @pytest.mark.parametrize("harness", [memory_bus, redis_bus], ids=["memory", "redis"])
-async def test_a_publisher_knows_whether_its_bus_answers(
+async def test_ping_of_a_publisher_fails_while_the_bus_is_down(
     tmp_path: Path, harness: Callable[[Path], AbstractAsyncContextManager[Bus]]
 ) -> None:
     async with harness(tmp_path) as bus:
@@ -246,23 +246,23 @@ async def test_a_publisher_knows_whether_its_bus_answers(
 
 
 class TestMemory:
-    async def test_a_full_queue_is_a_bus_that_is_down(self) -> None:
+    async def test_publish_to_a_full_queue_raises_bus_down(self) -> None:
         bus = MemoryBus(capacity=1)
         await bus.publish("t", directive(number=1))
         with pytest.raises(BusDown):
             await bus.publish("t", directive(number=2))
         await bus.publish("t", directive(number=3, service="sis"))
 
-    async def test_it_refuses_what_it_is_told_to(self) -> None:
+    async def test_memory_bus_refuses_messages_selected_by_the_test(self) -> None:
         bus = MemoryBus(refuse=lambda one: one.jobId == "job-2")
         await bus.publish("t", directive(number=1))
         with pytest.raises(MessageRefused):
             await bus.publish("t", directive(number=2))
 
-    async def test_while_down_nothing_is_published_and_waiting_pulls_end(self) -> None:
+    async def test_publish_and_waiting_pulls_fail_while_the_memory_bus_is_down(self) -> None:
         bus = MemoryBus()
         waiting = asyncio.create_task(bus.consumer("ocr").pull(1, 30))
-        await until(lambda: bool(bus._waiting))
+        await until(lambda: bus.waiting_count > 0)
         bus.down = True
         with pytest.raises(BusDown):
             await bus.publish("t", directive())
@@ -282,11 +282,13 @@ class TestLocal:
         yield consumer
         await consumer.close()
 
-    async def test_it_asks_for_what_it_may_have(self, orchestrator: FakeOrchestrator, consumer: LocalConsumer) -> None:
+    async def test_pull_request_names_limit_wait_and_lanes(
+        self, orchestrator: FakeOrchestrator, consumer: LocalConsumer
+    ) -> None:
         await consumer.pull(7, 0)
         assert orchestrator.pulls == [{"max": 7, "wait_seconds": 0.0, "lanes": [2, 5]}]
 
-    async def test_a_wrong_key_is_not_a_bus_that_is_down(self, orchestrator: FakeOrchestrator) -> None:
+    async def test_wrong_api_key_raises_pull_refused(self, orchestrator: FakeOrchestrator) -> None:
         consumer = LocalConsumer(orchestrator.url, "ocr", "wrong")
         with pytest.raises(PullRefused, match="API key"):
             await consumer.pull(1, 0)
@@ -303,29 +305,31 @@ class TestLocal:
             (404, '{"message": "no route"}', BusDown),
         ],
     )
-    async def test_what_other_answers_mean(
+    async def test_error_answers_are_mapped_to_bus_down_or_pull_refused(
         self, orchestrator: FakeOrchestrator, consumer: LocalConsumer, status: int, body: str, error: type[Exception]
     ) -> None:
-        """A gateway with nobody behind it is no refusal: that gets better by waiting."""
+        """A gateway error without a backend is no refusal: it can pass, so retrying makes sense."""
         orchestrator.pull_answers.append(web.Response(status=status, text=body))
         with pytest.raises(error):
             await consumer.pull(1, 0)
 
     @pytest.mark.parametrize("url", ["http://a..b", f"http://{'a' * 64}.example", "http://me:pw@"])
-    async def test_an_address_that_can_not_be_one_is_said(self, url: str) -> None:
+    async def test_invalid_orchestrator_url_raises_pull_refused(self, url: str) -> None:
         consumer = LocalConsumer(url, "ocr", API_KEY)
         with pytest.raises(PullRefused, match="not an address"):
             await consumer.pull(1, 0)
         await consumer.close()
 
-    async def test_told_to_wait_it_stays_away(self, orchestrator: FakeOrchestrator, consumer: LocalConsumer) -> None:
+    async def test_consumer_sends_no_pull_during_retry_after(
+        self, orchestrator: FakeOrchestrator, consumer: LocalConsumer
+    ) -> None:
         orchestrator.pull_answers.append(web.Response(status=429, headers={"Retry-After": "60"}))
         assert await consumer.pull(1, 0) == []
         assert await consumer.pull(1, 0) == []
         assert len(orchestrator.pulls) == 1
 
-    async def test_one_unreadable_directive_costs_only_itself(
+    async def test_unreadable_directive_is_skipped_and_others_are_returned(
         self, orchestrator: FakeOrchestrator, consumer: LocalConsumer
     ) -> None:
-        orchestrator.offer(asked(1, lane=2, lease_seconds="soon"), asked(2, lane=2))
+        orchestrator.offer(expected_directive(1, lane=2, lease_seconds="soon"), expected_directive(2, lane=2))
         assert jobs(await consumer.pull(10, 0)) == ["job-2"]

@@ -1,4 +1,4 @@
-"""The `redis://` bus on a real server: who gets a message, and who gets it when that one died."""
+"""The `redis://` bus on a real server: which consumer gets a message, and which one after that consumer died."""
 
 import asyncio
 import time
@@ -11,21 +11,21 @@ import msgspec
 import pytest
 import redis
 
-from lucius.adapters.bus_redis import group
-from lucius.adapters.bus_redis.address import parse
-from lucius.adapters.bus_redis.consumer import RedisConsumer
-from lucius.adapters.bus_redis.dead_letters import RedisDeadLetters
-from lucius.adapters.bus_redis.publisher import LATE_SECONDS, RedisPublisher
+from lucius.adapters.bus.redis import consumer_group
+from lucius.adapters.bus.redis.address import parse
+from lucius.adapters.bus.redis.consumer import RedisConsumer
+from lucius.adapters.bus.redis.dead_letters import RedisDeadLetters
+from lucius.adapters.bus.redis.publisher import LATE_SECONDS, RedisPublisher
 from lucius.contract import Directive
-from lucius.core.model import Mode
-from lucius.core.routing import LANES, topic
+from lucius.core.model.routing import LANES, topic
+from lucius.core.model.statuses import Mode
 from lucius.ports.bus import DeadLetter
 from lucius.ports.errors import BusDown, MessageRefused, OutcomeUnknown
+from tests.integration.worker.support import directive
 from tests.support.clock import ManualClock
 from tests.support.cut import cut_line
 from tests.support.redis import RedisServer
 from tests.support.until import until
-from tests.unit.worker.support import directive
 
 IDLE = 0.4
 SOON = 10.0
@@ -33,7 +33,7 @@ STREAM = "lucius:global-bus-p3:ocr"
 
 
 class Bus:
-    """One Redis, and all that a test opens on it."""
+    """One Redis server and everything that a test opens on it."""
 
     def __init__(self, server: RedisServer) -> None:
         self.server = server
@@ -66,7 +66,7 @@ class Bus:
         return int(self.client.xlen(stream))
 
     def pending(self) -> int:
-        """Over all lanes."""
+        """Return the number of pending messages over all lanes."""
         streams = [name for name in self.client.keys("lucius:global-*") if self.client.xinfo_groups(name)]
         return sum(self.client.xpending(stream, "ocr")["pending"] for stream in streams)
 
@@ -93,7 +93,7 @@ async def bus(one_server: RedisServer) -> AsyncIterator[Bus]:
 
 @pytest.fixture
 async def own_bus(tmp_path: Path) -> AsyncIterator[Bus]:
-    """On a server that a test may stop."""
+    """Yield a bus on a server that the test may stop."""
     server = RedisServer(tmp_path, durable=True).start()
     bus = Bus(server)
     yield bus
@@ -107,9 +107,9 @@ def jobs(directives: list[Directive]) -> list[str]:
 
 
 def die(consumer: RedisConsumer) -> None:
-    """As with kill -9: it says nothing more."""
-    assert consumer._group._touching is not None
-    consumer._group._touching.stop()
+    """Simulate kill -9 of a consumer: it stops renewing its messages."""
+    assert consumer.group.is_renewing
+    consumer.group.stop_renewer()
 
 
 async def pulled(consumer: RedisConsumer, limit: int = 10) -> list[Directive]:
@@ -117,12 +117,12 @@ async def pulled(consumer: RedisConsumer, limit: int = 10) -> list[Directive]:
 
 
 class TestPublisher:
-    async def test_a_message_names_what_it_is_about_beside_the_directive(self, bus: Bus) -> None:
+    async def test_message_has_job_step_and_attempt_as_separate_fields(self, bus: Bus) -> None:
         await bus.publish(7, payload={"ä": 1})
         ((_, fields),) = bus.client.xrange(STREAM)
-        told = {name.decode(): value.decode() for name, value in fields.items()}
-        body = msgspec.json.decode(told.pop("directive"), type=Directive)
-        assert told == {
+        found_fields = {name.decode(): value.decode() for name, value in fields.items()}
+        body = msgspec.json.decode(found_fields.pop("directive"), type=Directive)
+        assert found_fields == {
             "job_id": "job-7",
             "step_id": "ocr",
             "tenant_id": "acme",
@@ -132,13 +132,13 @@ class TestPublisher:
         }
         assert body == directive(number=7, payload={"ä": 1})
 
-    async def test_nobody_there_is_a_bus_that_is_down(self, bus: Bus) -> None:
+    async def test_unreachable_redis_raises_bus_down(self, bus: Bus) -> None:
         publisher = bus.publisher("redis://127.0.0.1:1")
         for act in (publisher.publish("t", directive()), publisher.ping()):
             with pytest.raises(BusDown):
                 await act
 
-    async def test_a_server_without_memory_is_down_and_refuses_nothing(self, own_bus: Bus) -> None:
+    async def test_redis_without_memory_raises_bus_down_and_refuses_no_message(self, own_bus: Bus) -> None:
         publisher = own_bus.publisher()
         own_bus.client.config_set("maxmemory", 1)
         with pytest.raises(BusDown, match="memory"):
@@ -146,14 +146,14 @@ class TestPublisher:
         own_bus.client.config_set("maxmemory", 0)
         await publisher.publish("global-bus-p3", directive())
 
-    async def test_a_server_that_may_not_be_written_to_is_down(self, own_bus: Bus) -> None:
+    async def test_redis_that_refuses_writes_raises_bus_down(self, own_bus: Bus) -> None:
         publisher = own_bus.publisher()
         own_bus.client.config_set("min-replicas-to-write", 1)
         with pytest.raises(BusDown, match="NOREPLICAS"):
             await publisher.publish("global-bus-p3", directive())
 
-    async def test_after_a_failover_the_new_primary_is_looked_for(self, own_bus: Bus) -> None:
-        """As behind a name, or a proxy, that leads to it: over the old connection nothing would ever get better."""
+    async def test_publisher_reconnects_to_the_new_primary_after_a_failover(self, own_bus: Bus) -> None:
+        """The server's name or proxy now leads to a new primary; the old connection would never recover."""
         async with cut_line(own_bus.server.port) as line:
             publisher = own_bus.publisher(f"redis://127.0.0.1:{line.port}")
             await publisher.publish("global-bus-p3", directive())
@@ -165,22 +165,22 @@ class TestPublisher:
             await publisher.publish("global-bus-p3", directive())
             assert line.connections == connections + 1
 
-    async def test_what_is_too_large_is_refused_and_its_neighbours_are_not(self, bus: Bus) -> None:
-        publisher = bus.publisher(most_bytes=2_000)
+    async def test_oversized_message_is_refused_without_affecting_others_in_the_batch(self, bus: Bus) -> None:
+        publisher = bus.publisher(max_bytes=2_000)
         sent = (directive(number=1), directive(number=2, payload={"a": "b" * 2_000}), directive(number=3))
         outcomes = await asyncio.gather(
             *(publisher.publish("global-bus-p3", one) for one in sent), return_exceptions=True
         )
         assert [type(outcome) for outcome in outcomes] == [type(None), MessageRefused, type(None)]
 
-    async def test_what_redis_will_not_take_is_refused_and_its_neighbours_are_not(self, bus: Bus) -> None:
+    async def test_message_rejected_by_redis_is_refused_without_affecting_others_in_the_batch(self, bus: Bus) -> None:
         bus.client.set("lucius:global-bus-p4:ocr", "no stream")
         publisher = bus.publisher()
         sent = [publisher.publish(f"global-bus-p{lane}", directive()) for lane in (3, 4, 5)]
         outcomes = await asyncio.gather(*sent, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [type(None), MessageRefused, type(None)]
 
-    async def test_an_answer_that_was_lost_leaves_the_outcome_unknown(self, bus: Bus) -> None:
+    async def test_lost_publish_answer_raises_outcome_unknown(self, bus: Bus) -> None:
         async with cut_line(bus.server.port) as line:
             publisher = bus.publisher(f"redis://127.0.0.1:{line.port}", call_seconds=0.3)
             await publisher.ping()
@@ -189,7 +189,7 @@ class TestPublisher:
                 await publisher.publish("global-bus-p3", directive())
             assert bus.length() == 1
 
-    async def test_a_connection_that_broke_meanwhile_costs_nothing(self, own_bus: Bus) -> None:
+    async def test_publish_over_a_broken_idle_connection_is_retried(self, own_bus: Bus) -> None:
         publisher = own_bus.publisher()
         for number in range(3):
             await publisher.publish("global-bus-p3", directive(number=number))
@@ -197,13 +197,13 @@ class TestPublisher:
             own_bus.server.start()
         assert own_bus.length() == 3
 
-    async def test_a_server_that_hangs_before_it_was_asked_is_down(self, bus: Bus) -> None:
+    async def test_hanging_redis_raises_bus_down(self, bus: Bus) -> None:
         publisher = bus.publisher(call_seconds=0.3)
         with bus.server.frozen(), pytest.raises(BusDown):
             await publisher.publish("global-bus-p3", directive())
 
-    async def test_what_its_publisher_gave_up_is_sent_all_the_same(self, bus: Bus) -> None:
-        """It counts as handed over."""
+    async def test_cancelled_publish_is_still_sent(self, bus: Bus) -> None:
+        """A cancelled publish is sent all the same and counts as handed over."""
         publisher = bus.publisher()
         given_up = asyncio.create_task(publisher.publish("global-bus-p3", directive()))
         await asyncio.sleep(0)
@@ -212,19 +212,19 @@ class TestPublisher:
 
 
 class TestTrimming:
-    """While a service is away, what it was sent comes too late, and its attempts are made anew."""
+    """While a service is away, its messages become outdated and its attempts are replaced by new ones."""
 
     LATER = "2100-01-01T00:00:00.000Z"
 
-    async def test_what_nobody_wants_any_more_does_not_pile_up(self, bus: Bus) -> None:
-        publisher = bus.publisher(most_waiting=20)
+    async def test_outdated_messages_are_trimmed(self, bus: Bus) -> None:
+        publisher = bus.publisher(max_waiting=20)
         for number in range(200):
             await publisher.publish("global-bus-p3", directive(number=number))
         assert bus.length() <= 30
         assert "job-199" in jobs(await bus.consumer().pull(100, 0))
 
-    async def test_what_may_still_be_wanted_stays_however_much_it_is(self, bus: Bus) -> None:
-        publisher = bus.publisher(most_waiting=20)
+    async def test_messages_before_their_ack_deadline_are_never_trimmed(self, bus: Bus) -> None:
+        publisher = bus.publisher(max_waiting=20)
         for number in range(50):
             wanted = directive(number=number, ack_deadline=self.LATER)
             await publisher.publish("global-bus-p3", wanted)
@@ -233,23 +233,23 @@ class TestTrimming:
         kept = jobs(await bus.consumer().pull(200, 0))
         assert set(kept) >= {f"job-{number}" for number in range(50)}
 
-    async def test_nor_does_what_is_only_a_little_late_go(self, bus: Bus) -> None:
-        publisher = bus.publisher(most_waiting=2, late_seconds=10**10)
+    async def test_messages_shortly_after_their_ack_deadline_are_not_trimmed(self, bus: Bus) -> None:
+        publisher = bus.publisher(max_waiting=2, late_seconds=10**10)
         for number in range(20):
             await publisher.publish("global-bus-p3", directive(number=number))
         assert bus.length() == 20
 
     @pytest.mark.parametrize(("seconds", "most"), [(-1, 20), (1, 4)])
-    async def test_it_is_the_clock_of_the_deadlines_that_counts(self, bus: Bus, seconds: int, most: int) -> None:
+    async def test_trimming_uses_the_clock_of_the_ack_deadlines(self, bus: Bus, seconds: int, most: int) -> None:
         deadline = datetime.fromisoformat(directive().ack_deadline).timestamp()
         clock = ManualClock(round((deadline + LATE_SECONDS + seconds) * 1000))
-        publisher = bus.publisher(most_waiting=2, now=clock.now)
+        publisher = bus.publisher(max_waiting=2, now=clock.now)
         for number in range(20):
             await publisher.publish("global-bus-p3", directive(number=number))
         assert most / 2 < bus.length() <= most
 
-    async def test_what_somebody_is_at_stays(self, bus: Bus) -> None:
-        publisher = bus.publisher(most_waiting=10)
+    async def test_messages_held_by_a_consumer_are_not_trimmed(self, bus: Bus) -> None:
+        publisher = bus.publisher(max_waiting=10)
         consumer = bus.consumer()
         for number in range(10):
             await publisher.publish("global-bus-p3", directive(number=number))
@@ -261,7 +261,7 @@ class TestTrimming:
 
 
 class TestConsumer:
-    async def test_what_is_settled_leaves_nothing_in_the_stream(self, bus: Bus) -> None:
+    async def test_settled_messages_are_removed_from_the_stream(self, bus: Bus) -> None:
         await bus.publish(*range(5))
         consumer = bus.consumer()
         directives = await pulled(consumer)
@@ -270,7 +270,7 @@ class TestConsumer:
         assert (bus.length(), bus.pending()) == (0, 0)
         assert await consumer.settle(directives) == [False] * 5
 
-    async def test_the_messages_of_the_dead_go_to_the_living_and_not_too_soon(self, bus: Bus) -> None:
+    async def test_messages_of_a_dead_consumer_are_claimed_after_the_idle_time(self, bus: Bus) -> None:
         await bus.publish(1, 2)
         dead, living = bus.consumer(), bus.consumer()
         assert len(await pulled(dead)) == 2
@@ -279,23 +279,23 @@ class TestConsumer:
         assert sorted(jobs(await pulled(living))) == ["job-1", "job-2"]
         assert asyncio.get_running_loop().time() - at > IDLE * 0.9
 
-    async def test_what_is_long_at_work_is_not_stolen(self, bus: Bus) -> None:
+    async def test_message_of_a_slow_consumer_is_not_claimed_by_another(self, bus: Bus) -> None:
         await bus.publish(1)
         slow, idle = bus.consumer(), bus.consumer()
         (work,) = await pulled(slow)
         assert await idle.pull(1, 5 * IDLE) == []
         assert await slow.settle([work]) == [True]
 
-    async def test_nor_is_it_while_its_consumer_blocks_the_loop(self, bus: Bus) -> None:
+    async def test_message_of_a_consumer_that_blocks_its_event_loop_is_still_renewed(self, bus: Bus) -> None:
         await bus.publish(1)
         blocking = bus.consumer()
         (work,) = await pulled(blocking)
         time.sleep(3 * IDLE)  # noqa: ASYNC251 - as an async step that blocks would
         (held,) = bus.client.xpending_range(STREAM, "ocr", "-", "+", 10)
-        assert held["time_since_delivered"] < IDLE * 1000, "nobody may claim it"
+        assert held["time_since_delivered"] < IDLE * 1000, "no other consumer may claim it"
         assert await blocking.settle([work]) == [True]
 
-    async def test_what_is_given_back_is_anothers_at_once(self, bus: Bus) -> None:
+    async def test_returned_messages_are_available_to_another_consumer_at_once(self, bus: Bus) -> None:
         await bus.publish(1, 2)
         going, living = bus.consumer(), bus.consumer(f"{bus.server.url}?idle=600")
         work = await pulled(going)
@@ -304,7 +304,9 @@ class TestConsumer:
         assert await going.give_back(work) == await going.settle(work) == [False, False]
 
     @pytest.mark.parametrize("stop", ["give_back", "close"])
-    async def test_so_is_what_a_pull_had_taken_that_was_cut_off(self, bus: Bus, stop: str) -> None:
+    async def test_messages_of_a_cancelled_pull_are_available_after_give_back_or_close(
+        self, bus: Bus, stop: str
+    ) -> None:
         going, living = bus.consumer(f"{bus.server.url}?idle=600"), bus.consumer(f"{bus.server.url}?idle=600")
         await going.pull(1, 0)
         await bus.publish(1, 2)
@@ -317,7 +319,7 @@ class TestConsumer:
         await (going.give_back([]) if stop == "give_back" else going.close())
         assert sorted(jobs(await living.pull(10, 0))) == ["job-1", "job-2"]
 
-    async def test_whoever_lost_a_message_can_not_settle_it(self, bus: Bus) -> None:
+    async def test_consumer_that_lost_a_message_cannot_settle_it(self, bus: Bus) -> None:
         await bus.publish(1)
         stalled, thief = bus.consumer(), bus.consumer()
         (work,) = await pulled(stalled)
@@ -327,23 +329,22 @@ class TestConsumer:
         assert bus.length() == 1
         assert await thief.settle([work]) == [True]
 
-    async def test_a_stalled_consumer_does_not_take_back_what_another_has(self, bus: Bus) -> None:
+    async def test_stalled_consumer_does_not_reclaim_a_message_of_another(self, bus: Bus) -> None:
         await bus.publish(1)
         stalled, thief = bus.consumer(), bus.consumer()
         (work,) = await pulled(stalled)
         die(stalled)
         assert await pulled(thief) == [work]
-        assert stalled._group._touching is not None
-        stalled._group._touch(stalled._group._touching._ask)
+        stalled.group.renew_claims()
         assert await thief.settle([work]) == [True]
 
-    async def test_no_more_is_taken_than_was_asked_for(self, bus: Bus) -> None:
+    async def test_pull_claims_at_most_its_limit_over_all_lanes(self, bus: Bus) -> None:
         for lane in range(LANES):
             await bus.publish(*range(3), lane=lane)
         assert len(await bus.consumer().pull(5, 0)) == 5
         assert bus.pending() == 5
 
-    async def test_nor_when_much_comes_at_once_to_one_who_waits(self, bus: Bus) -> None:
+    async def test_waiting_pull_claims_at_most_its_limit_from_a_burst(self, bus: Bus) -> None:
         waiting = bus.consumer()
         pull = asyncio.create_task(waiting.pull(1, SOON))
         await until(lambda: bus.client.info("clients")["blocked_clients"] == 1)
@@ -356,14 +357,14 @@ class TestConsumer:
         assert bus.pending() == 1
         assert len(await bus.consumer().pull(10, 0)) == 2
 
-    async def test_every_lane_has_its_turn(self, bus: Bus) -> None:
+    async def test_all_lanes_are_pulled_in_turn(self, bus: Bus) -> None:
         await bus.publish(*range(40), lane=1)
         await bus.publish(100, lane=9)
         consumer = bus.consumer()
         found = [job for _ in range(LANES) for job in jobs(await consumer.pull(1, 0))]
         assert "job-100" in found
 
-    async def test_many_consumers_never_share_a_message(self, bus: Bus) -> None:
+    async def test_concurrent_consumers_get_each_message_once(self, bus: Bus) -> None:
         await bus.publish(*range(150))
         found: list[str] = []
 
@@ -376,7 +377,7 @@ class TestConsumer:
         await asyncio.gather(*(work() for _ in range(8)))
         assert sorted(found) == sorted(f"job-{number}" for number in range(150))
 
-    async def test_one_published_twice_is_settled_once_for_all(self, bus: Bus) -> None:
+    async def test_directive_published_twice_is_settled_once(self, bus: Bus) -> None:
         await bus.publish(1, 1)
         consumer = bus.consumer()
         first, again = await pulled(consumer)
@@ -384,7 +385,7 @@ class TestConsumer:
         assert await consumer.settle([again]) == [False]
         assert bus.length() == 0
 
-    async def test_the_names_of_the_streams_are_the_topics(self) -> None:
+    async def test_stream_names_are_the_topics(self) -> None:
         for layout in ("shared", "isolated"):
             wanted = {f"x:{topic(layout, mode, lane)}:sis" for mode in Mode for lane in range(LANES)}
             assert set(parse("redis://h?prefix=x:").streams("sis", None, layout)) == wanted
@@ -395,7 +396,7 @@ class TestConsumer:
         await publisher.publish("global-burst-p3", directive(number=2))
         assert sorted(jobs(await bus.consumer(lanes=[3], layout="isolated").pull(10, 0))) == ["job-1", "job-2"]
 
-    async def test_who_leaves_with_empty_hands_leaves_no_trace(self, bus: Bus) -> None:
+    async def test_closed_consumer_without_messages_is_removed_from_its_group(self, bus: Bus) -> None:
         await bus.publish(1)
         done, busy = bus.consumer(), bus.consumer()
         await pulled(busy)
@@ -405,21 +406,25 @@ class TestConsumer:
         await busy.close()
         assert [one["pending"] for one in bus.client.xinfo_consumers(STREAM, "ocr")] == [1]
 
-    async def test_consumers_long_gone_are_forgotten(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(group, "TIDY_SECONDS", 0.0)
-        monkeypatch.setattr(group, "GONE_SECONDS", 0.0)
+    async def test_consumers_absent_for_long_are_removed_from_their_group(
+        self, bus: Bus, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(consumer_group, "TIDY_SECONDS", 0.0)
+        monkeypatch.setattr(consumer_group, "GONE_SECONDS", 0.0)
         await bus.publish(1)
         gone, living = bus.consumer(f"{bus.server.url}?idle=0.05"), bus.consumer(f"{bus.server.url}?idle=0.05")
         await gone.settle(await pulled(gone))
         die(gone)
         await living.pull(1, 0)
-        await until(
-            lambda: gone._group._me not in {one["name"].decode() for one in bus.client.xinfo_consumers(STREAM, "ocr")}
-        )
+
+        def consumers() -> set[str]:
+            return {one["name"].decode() for one in bus.client.xinfo_consumers(STREAM, "ocr")}
+
+        await until(lambda: gone.group.consumer_name not in consumers())
 
 
-class TestTrouble:
-    async def test_a_message_in_an_answer_that_was_lost_comes_again(self, bus: Bus) -> None:
+class TestOutages:
+    async def test_message_in_a_lost_answer_is_delivered_again(self, bus: Bus) -> None:
         async with cut_line(bus.server.port) as line:
             url = f"redis://127.0.0.1:{line.port}?idle=600"
             consumer = bus.consumer(url, call_seconds=0.3)
@@ -432,7 +437,7 @@ class TestTrouble:
             assert jobs(await consumer.pull(1, 0)) == ["job-1"]
             assert await consumer.pull(1, 0) == []
 
-    async def test_a_wiped_redis_is_used_as_a_new_one(self, bus: Bus) -> None:
+    async def test_flushed_redis_is_used_like_a_new_one(self, bus: Bus) -> None:
         consumer = bus.consumer()
         await bus.publish(1)
         (lost,) = await pulled(consumer)
@@ -443,14 +448,14 @@ class TestTrouble:
         assert jobs(await waiting) == ["job-2"]
         assert await consumer.settle([lost]) == [False]
 
-    async def test_a_redis_that_hangs_is_down_and_loses_nothing(self, bus: Bus) -> None:
+    async def test_hanging_redis_raises_bus_down_and_loses_nothing(self, bus: Bus) -> None:
         await bus.publish(1)
         consumer = bus.consumer(call_seconds=0.3)
         with bus.server.frozen(), pytest.raises(BusDown):
             await consumer.pull(1, 0)
         assert jobs(await pulled(consumer)) == ["job-1"]
 
-    async def test_a_redis_that_hangs_costs_nobody_the_work_that_is_at_hand(self, bus: Bus) -> None:
+    async def test_redis_freeze_takes_no_message_from_its_consumer(self, bus: Bus) -> None:
         await bus.publish(1)
         url = f"{bus.server.url}?idle=1.2"
         busy, idle = bus.consumer(url, call_seconds=0.5), bus.consumer(url, call_seconds=0.5)
@@ -463,7 +468,7 @@ class TestTrouble:
         assert await idle.pull(1, 2) == []
         assert await busy.settle([work]) == [True]
 
-    async def test_a_restart_ends_a_wait_and_no_more(self, own_bus: Bus) -> None:
+    async def test_consumer_works_after_a_redis_restart_ended_its_wait(self, own_bus: Bus) -> None:
         consumer = own_bus.consumer()
         waiting = asyncio.create_task(pulled(consumer))
         await until(lambda: own_bus.client.info("clients")["blocked_clients"] == 1)
@@ -475,7 +480,7 @@ class TestTrouble:
         (work,) = await pulled(consumer)
         assert await consumer.settle([work]) == [True]
 
-    async def test_what_could_not_be_settled_is_settled_later(self, own_bus: Bus) -> None:
+    async def test_settle_can_be_repeated_after_an_outage(self, own_bus: Bus) -> None:
         await own_bus.publish(1)
         consumer = own_bus.consumer()
         directives = await pulled(consumer)
@@ -494,14 +499,14 @@ async def take_and_die(bus: Bus, times: int) -> None:
 
 
 class TestDeadLetters:
-    async def test_a_message_that_kills_whoever_takes_it_is_put_aside(self, bus: Bus) -> None:
+    async def test_message_delivered_too_often_becomes_a_dead_letter(self, bus: Bus) -> None:
         await bus.publish(1)
         await take_and_die(bus, 3)
         assert await bus.consumer().pull(1, 3 * IDLE) == []
         assert (bus.length(), bus.pending()) == (0, 0)
         (letter,) = await bus.dead_letters().take(10, SOON)
         assert letter == DeadLetter(
-            letter_id=letter.letter_id,
+            entry_id=letter.entry_id,
             reason="DELIVERED_TOO_OFTEN",
             deliveries=3,
             job_id="job-1",
@@ -512,7 +517,7 @@ class TestDeadLetters:
         )
 
     @pytest.mark.parametrize("body", [{}, {"directive": "{"}, {"directive": "{}"}, {"directive": b"\xff"}])
-    async def test_what_can_not_be_read_is_put_aside_and_its_neighbours_are_not(
+    async def test_unreadable_message_becomes_a_dead_letter_and_others_are_delivered(
         self, bus: Bus, body: dict[str, Any]
     ) -> None:
         bus.client.xadd(STREAM, {"job_id": "job-9", "attempt_no": "2", "tenant_id": b"\xff", **body})
@@ -523,7 +528,7 @@ class TestDeadLetters:
         assert (letter.reason, letter.deliveries, letter.job_id, letter.attempt_no) == ("UNREADABLE", 1, "job-9", 2)
         assert bus.length() == 1
 
-    async def test_a_letter_goes_to_one_and_when_settled_to_nobody(self, bus: Bus) -> None:
+    async def test_dead_letter_is_taken_once_and_removed_when_settled(self, bus: Bus) -> None:
         bus.client.xadd("lucius:dead", {"reason": "X", "attempt_no": "many"})
         first, second = bus.dead_letters(), bus.dead_letters()
         letters = await first.take(10, 0)
@@ -532,15 +537,15 @@ class TestDeadLetters:
         await first.settle(letters)
         assert bus.length("lucius:dead") == 0
 
-    async def test_the_letters_of_the_dead_go_to_the_living_however_often(self, bus: Bus) -> None:
+    async def test_dead_letter_of_a_dead_consumer_is_taken_again(self, bus: Bus) -> None:
         bus.client.xadd("lucius:dead", {"reason": "X"})
         for _ in range(5):
             letters = bus.dead_letters()
             assert [letter.reason for letter in await letters.take(10, SOON)] == ["X"]
-            assert letters._group._touching is not None
-            letters._group._touching.stop()
+            assert letters.group.is_renewing
+            letters.group.stop_renewer()
 
-    async def test_a_letter_that_was_let_go_is_another_s_after_a_while(self, bus: Bus) -> None:
+    async def test_released_dead_letter_is_taken_by_another_consumer_later(self, bus: Bus) -> None:
         bus.client.xadd("lucius:dead", {"reason": "X"})
         first, second = bus.dead_letters(), bus.dead_letters()
         taken = await first.take(10, 0)
@@ -560,12 +565,12 @@ class TestDeadLetters:
         ("redis://h?deliveries=0", "deliveries must be a number"),
     ],
 )
-def test_a_url_that_can_not_be_one_is_said(url: str, says: str) -> None:
+def test_invalid_bus_url_is_refused_with_its_reason(url: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         parse(url)
 
 
-def test_a_url_tells_how_the_bus_is_used_and_leaves_the_rest_to_the_client() -> None:
+def test_bus_url_options_are_parsed_and_the_rest_is_left_to_the_client() -> None:
     address = parse("rediss://u:p@h:1/2?prefix={t}:&idle=5&deliveries=2&ssl_cert_reqs=none")
     assert (address.url, address.prefix, address.idle_seconds, address.deliveries) == (
         "rediss://u:p@h:1/2?ssl_cert_reqs=none",

@@ -1,4 +1,4 @@
-"""Every example protocol, through the real API over every ledger: services, people, signals and a real HTTP peer."""
+"""Every example protocol through the real API on every ledger, with services, operators, signals and an HTTP peer."""
 
 import asyncio
 import json
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from lucius.service.auth import hash_key
-from lucius.settings import Settings
+from lucius.bootstrap.settings import Settings
+from lucius.usecases.access.auth import hash_key
 from tests.support.api import Api, serving, settings_for
 from tests.support.peer import Peer, peer
 
@@ -23,17 +23,17 @@ DAY = 86_400.0
 
 
 class World:
-    """A server whose protocols call a peer instead of example.com, and services that answer as they are told."""
+    """A server whose protocols call a peer instead of example.com, and services with configured answers."""
 
-    def __init__(self, api: Api, there: Peer) -> None:
+    def __init__(self, api: Api, peer_server: Peer) -> None:
         self.api = api
-        self.there = there
+        self.peer_server = peer_server
         self.answers: dict[str, list[web.Response]] = {}
         self.results: dict[str, Any] = {}
         self.fails: dict[str, str] = {}
         self.asked: list[str] = []
         self._keys = count()
-        there.answer = self._answer
+        peer_server.answer = self._answer
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(f"{request.method} {request.path}")
@@ -50,10 +50,10 @@ class World:
         return await self.api.submit(request_type=request_type, payload=payload, target=target, idempotency_key=key)
 
     async def reach(self, job_id: str, is_there: Callable[[Any], bool], services: tuple[str, ...] = ()) -> Any:
-        """Let services work and the engine call until the job is where it should be."""
+        """Let services work and the engine make calls until `is_there` holds for the job; return the job."""
         async with asyncio.timeout(10):
             while not is_there(job := await self.api.job(job_id)):
-                with self.api.runtime.hub.watch(job_id) as moved:
+                with self.api.runtime.notifier.watch(job_id) as moved:
                     if not any([await self._serve(service) for service in services]):
                         job = await self.api.job(job_id)
                         if not is_there(job):
@@ -75,7 +75,7 @@ class World:
 
 
 async def _briefly(waiting: Awaitable[Any]) -> None:
-    """Until something moved, or long enough for a service to look again."""
+    """Wait for a change, but no longer than a service waits between two pulls."""
     with suppress(TimeoutError):
         async with asyncio.timeout(0.05):
             await waiting
@@ -88,18 +88,18 @@ Serve = Callable[[Settings], AbstractAsyncContextManager[Api]]
 async def open_world(
     tmp_path: Path, ledger_url: str, serve: Serve, written: Callable[[str], str]
 ) -> AsyncIterator[World]:
-    """`written` is how a protocol is written down there, whose engine may not know how to let days pass."""
+    """Yield a server with the examples. `written` adapts a protocol's text for engines that can't skip days."""
     folder = tmp_path / "protocols"
     folder.mkdir()
-    async with peer() as there:
+    async with peer() as peer_server:
         for path in EXAMPLES.glob("*.yaml"):
-            text = path.read_text().replace("https://", there.url + "/")
+            text = path.read_text().replace("https://", peer_server.url + "/")
             (folder / path.name).write_text(written(text.replace(".example.com", "")))
         keys = [
             {"name": name, "sha256": hash_key(name), "scopes": ["approve", "read"], "tenants": ["*"], "groups": groups}
             for name, groups in zip(PEOPLE, (["finance"], ["finance"], ["cfo"]), strict=True)
         ]
-        policy = {"hosts": [f"127.0.0.1:{there.port}"], "allow_http": True, "allow_private": True}
+        policy = {"hosts": [f"127.0.0.1:{peer_server.port}"], "allow_http": True, "allow_private": True}
         config = tmp_path / "config.yaml"
         config.write_text(json.dumps({"calls": policy, "api_keys": keys}))
         settings = settings_for(
@@ -112,7 +112,7 @@ async def open_world(
         )
         async with serve(settings) as api:
             assert api.runtime.protocols.problems() == ()
-            yield World(api, there)
+            yield World(api, peer_server)
 
 
 @pytest.fixture
@@ -125,18 +125,18 @@ def states(job: Any) -> dict[str, str]:
     return {step["stepId"]: step["status"] for step in job["steps"]}
 
 
-async def test_a_small_invoice_is_posted_without_asking_anybody(world: World) -> None:
+async def test_small_invoice_is_posted_without_approval(world: World) -> None:
     world.results["extract"] = {"amount": 90}
     job = await world.end(await world.submit("INVOICE_APPROVAL", supplier="Acme"), "extract")
     assert job["status"] == "SUCCEEDED"
     assert (states(job)["sign"], states(job)["tell"]) == ("SKIPPED", "SUCCEEDED")
-    posted, told = world.there.seen
+    posted, told = world.peer_server.seen
     assert posted.headers["authorization"] == "Bearer t-1"
     assert posted.json == {"supplier": "Acme", "amount": 90, "reference": job["jobId"]}
     assert told.json["type"] == "invoice.posted"
 
 
-async def test_a_large_invoice_needs_two_different_people(world: World) -> None:
+async def test_large_invoice_needs_two_different_approvers(world: World) -> None:
     world.results["extract"] = {"amount": 9000}
     job_id = await world.submit("INVOICE_APPROVAL", supplier="Acme")
     job = await world.reach(job_id, lambda job: job["status"] == "WAITING_APPROVAL", ("extract",))
@@ -151,7 +151,7 @@ async def test_a_large_invoice_needs_two_different_people(world: World) -> None:
     (await world.api.post(vote, {}, key="ben")).problem(409, "APPROVAL_ENDED")
 
 
-async def test_what_nobody_decides_is_escalated_and_can_be_rejected(world: World) -> None:
+async def test_undecided_approval_is_escalated_and_can_be_rejected(world: World) -> None:
     world.results["extract"] = {"amount": 9000}
     job_id = await world.submit("INVOICE_APPROVAL", supplier="Acme")
     await world.reach(job_id, lambda job: job["status"] == "WAITING_APPROVAL", ("extract",))
@@ -161,10 +161,10 @@ async def test_what_nobody_decides_is_escalated_and_can_be_rejected(world: World
     (await world.api.post(f"/v1/jobs/{job_id}/steps/escalate:reject", {"comment": "no"}, key="carl")).ok()
     job = await world.end(job_id)
     assert (job["status"], job["error"]["code"]) == ("FAILED_FINAL", "REJECTED")
-    assert world.there.seen[0].json["type"] == "invoice.rejected"
+    assert world.peer_server.seen[0].json["type"] == "invoice.rejected"
 
 
-async def test_pages_are_read_one_by_one_and_what_failed_is_collected(world: World) -> None:
+async def test_pages_are_read_one_by_one_and_failures_are_collected(world: World) -> None:
     world.results["split"] = {"pages": [f"p{n}" for n in range(12)]}
     world.results |= {f"ocr_page.{n}": {"text": f"t{n}"} for n in range(12)}
     world.fails["ocr_page.3"] = "NON_RETRYABLE"
@@ -175,16 +175,16 @@ async def test_pages_are_read_one_by_one_and_what_failed_is_collected(world: Wor
     assert (states(job)["ocr_page.3"], states(job)["ocr_page.11"]) == ("FAILED_FINAL", "SUCCEEDED")
 
 
-async def test_the_first_check_that_fails_ends_the_others(world: World) -> None:
+async def test_first_failed_check_cancels_the_others(world: World) -> None:
     world.answer("sanctions", {"hits": 2})
     job_id = await world.submit("PARALLEL_CHECKS", supplier="Acme", vat_id="DE1")
     job = await world.end(job_id)
     assert (job["status"], job["error"]["code"]) == ("FAILED_FINAL", "ON_A_SANCTIONS_LIST")
     assert (states(job)["checks"], states(job)["read_papers"]) == ("FAILED_FINAL", "CANCELLED")
-    assert world.there.seen[-1].json["type"] == "supplier.declined"
+    assert world.peer_server.seen[-1].json["type"] == "supplier.declined"
 
 
-async def test_checks_that_all_pass_are_joined(world: World) -> None:
+async def test_passed_checks_are_joined(world: World) -> None:
     world.answer("sanctions", {"hits": 0})
     job_id = await world.submit("PARALLEL_CHECKS", supplier="Acme", vat_id="DE1")
     job = await world.end(job_id, "ocr", "vet", "suppliers")
@@ -192,7 +192,7 @@ async def test_checks_that_all_pass_are_joined(world: World) -> None:
     assert set(states(job).values()) == {"SUCCEEDED", "SKIPPED"}
 
 
-async def test_a_loop_asks_until_it_is_done(world: World) -> None:
+async def test_loop_polls_until_it_is_done(world: World) -> None:
     world.answer("batches", {"id": 7})
     world.answer("batches", {"state": "RUNNING"})
     world.answer("batches", {"state": "DONE"})
@@ -202,11 +202,11 @@ async def test_a_loop_asks_until_it_is_done(world: World) -> None:
     job = await world.end(job_id, "fetch")
     assert job["status"] == "SUCCEEDED"
     assert next(step for step in job["steps"] if step["stepId"] == "ask")["visit"] == 2
-    keys = [seen.headers["idempotency-key"] for seen in world.there.seen]
+    keys = [seen.headers["idempotency-key"] for seen in world.peer_server.seen]
     assert len(set(keys)) == 3, "each visit has its own"
 
 
-async def test_a_payment_whose_outcome_is_unknown_is_undone_last_first(world: World) -> None:
+async def test_uncertain_payment_is_undone_in_reverse_order(world: World) -> None:
     world.answer("registry", {"number": "C-1"})
     world.answer("bank", {"why": "no"}, 500)
     job = await world.end(await world.submit("SAGA", amount=40), "archive")
@@ -222,15 +222,15 @@ async def test_a_payment_whose_outcome_is_unknown_is_undone_last_first(world: Wo
     assert item["kind"] == "COMPENSATION"
 
 
-async def test_a_forbidden_transition_is_not_tried_again(world: World) -> None:
+async def test_forbidden_transition_is_not_retried(world: World) -> None:
     world.answer("documents", {"code": "TRANSITION_FORBIDDEN", "detail": "a DRAFT can not become APPROVED"}, 409)
     job = await world.end(await world.submit("DOMAIN_TRANSITION"), "classify")
     assert job["status"] == "FAILED_FINAL"
     assert world.asked == ["POST /documents/v1/documents/d-1/transitions", "POST /hooks/documents"]
-    assert world.there.seen[-1].json["data"]["document"] == "d-1"
+    assert world.peer_server.seen[-1].json["data"]["document"] == "d-1"
 
 
-async def test_a_signature_that_comes_early_is_kept_and_one_that_never_comes_times_out(world: World) -> None:
+async def test_early_signature_is_kept_and_a_missing_one_times_out(world: World) -> None:
     sent = "2020-01-01T08:00:00Z"
     first, second = await world.submit("SIGNATURE", send_at=sent), await world.submit("SIGNATURE", send_at=sent)
     signal = {"name": "signed", "payload": {"outcome": "SIGNED"}}

@@ -1,4 +1,4 @@
-"""What a service may rely on, whichever store remembers its attempts."""
+"""The suite that every idempotency store passes: what services may rely on."""
 
 import asyncio
 import time
@@ -12,11 +12,11 @@ from redis.asyncio import Redis
 from lucius.worker.idempotency import (
     NEW,
     RUNNING,
+    AttemptKey,
+    ClaimOutcome,
     Finished,
     IdempotencyStore,
-    Key,
     MemoryIdempotency,
-    Standing,
     StoreDown,
 )
 from lucius.worker.idempotency_redis import RedisIdempotency
@@ -27,9 +27,9 @@ from tests.support.redis import RedisServer
 RETENTION = 1000.0
 SHARED = ("sqlite", "redis")
 RUN_OUT = ("memory", "redis")
-"""On one host it is known who lives: there, a claim lasts as long as its process does."""
+"""Stores whose claims expire. The SQLite store knows which processes live: its claims last as long as their process."""
 
-# A real server's clock can't be turned, but all that it holds can be made older.
+# A real server's clock can't be set, so the script makes all entries older instead.
 AGE = """
     for _, key in ipairs(redis.call('KEYS', '*')) do
         local left = redis.call('PTTL', key)
@@ -53,7 +53,7 @@ class Clock:
 
 
 class Stores:
-    """Opens stores that remember the same attempts, as processes of one service would."""
+    """Opens stores that share their attempts, as processes of one service would."""
 
     def __init__(self, kind: str, folder: Path, server: RedisServer, stack: AsyncExitStack) -> None:
         self.kind = kind
@@ -102,37 +102,37 @@ def store(stores: Stores) -> IdempotencyStore:
 
 
 @pytest.fixture
-def key(request: pytest.FixtureRequest) -> Key:
-    return Key(f"job-of-{request.node.name}", "ocr", 1, "lease-1")
+def key(request: pytest.FixtureRequest) -> AttemptKey:
+    return AttemptKey(f"job-of-{request.node.name}", "ocr", 1, "lease-1")
 
 
-async def claim(store: IdempotencyStore, key: Key, seconds: float = 60.0) -> Standing:
+async def claim(store: IdempotencyStore, key: AttemptKey, seconds: float = 60.0) -> ClaimOutcome:
     (standing,) = await store.claim([key], seconds)
     return standing
 
 
-async def test_the_first_to_claim_an_attempt_has_it(store: IdempotencyStore, key: Key) -> None:
+async def test_first_claim_is_new_and_later_ones_find_it_running(store: IdempotencyStore, key: AttemptKey) -> None:
     assert await claim(store, key) == NEW
     assert await claim(store, key) == RUNNING
 
 
-async def test_each_of_many_is_answered_in_its_place(store: IdempotencyStore, key: Key) -> None:
+async def test_claim_of_many_attempts_answers_in_order(store: IdempotencyStore, key: AttemptKey) -> None:
     keys = [key._replace(attempt_no=number) for number in range(1, 5)]
     await store.claim(keys[:1], 60)
     await store.finish(keys[2], b"{}")
     assert await store.claim(keys, 60) == [RUNNING, NEW, Finished(b"{}"), NEW]
 
 
-async def test_nothing_to_claim_is_no_error(store: IdempotencyStore) -> None:
+async def test_empty_claim_and_renewal_are_accepted(store: IdempotencyStore) -> None:
     assert await store.claim([], 60) == []
     await store.renew([], 60)
 
 
-async def test_an_attempt_that_comes_twice_in_one_pull_is_new_once(store: IdempotencyStore, key: Key) -> None:
+async def test_attempt_claimed_twice_in_one_call_is_new_once(store: IdempotencyStore, key: AttemptKey) -> None:
     assert await store.claim([key, key], 60) == [NEW, RUNNING]
 
 
-async def test_two_pulls_at_once_claim_an_attempt_once(store: IdempotencyStore, key: Key) -> None:
+async def test_concurrent_claims_of_one_attempt_are_new_once(store: IdempotencyStore, key: AttemptKey) -> None:
     standings = await asyncio.gather(*(claim(store, key) for _ in range(8)))
     assert sorted(map(repr, standings)) == ["New()"] + 7 * ["Running()"]
 
@@ -148,44 +148,46 @@ async def test_two_pulls_at_once_claim_an_attempt_once(store: IdempotencyStore, 
     ids=["job", "step", "attempt", "lease"],
 )
 async def test_another_attempt_has_its_own_claim(
-    store: IdempotencyStore, key: Key, differ: Callable[[Key], Key]
+    store: IdempotencyStore, key: AttemptKey, differ: Callable[[AttemptKey], AttemptKey]
 ) -> None:
     await store.claim([key], 60)
     assert await claim(store, differ(key)) == NEW
 
 
-async def test_ids_do_not_run_into_each_other(store: IdempotencyStore, key: Key) -> None:
+async def test_ids_with_separators_do_not_collide(store: IdempotencyStore, key: AttemptKey) -> None:
     names = [f"{key.jobId}/a", f'{key.jobId}","a', f"{key.jobId}|a", f"{key.jobId}\x00a"]
-    split = [Key(name, "b", 1, "c") for name in names] + [Key(key.jobId, f"a{mark}b", 1, "c") for mark in '/",|']
+    split = [AttemptKey(name, "b", 1, "c") for name in names] + [
+        AttemptKey(key.jobId, f"a{mark}b", 1, "c") for mark in '/",|'
+    ]
     assert await store.claim(split, 60) == [NEW] * len(split)
 
 
-async def test_a_finished_attempt_gives_its_result(store: IdempotencyStore, key: Key) -> None:
+async def test_claim_of_a_finished_attempt_returns_its_result(store: IdempotencyStore, key: AttemptKey) -> None:
     await store.claim([key], 60)
     await store.finish(key, b'{"status":"SUCCEEDED","\x00":"\xff"}')
     assert await claim(store, key) == Finished(b'{"status":"SUCCEEDED","\x00":"\xff"}')
 
 
-async def test_a_large_result_comes_back_whole(store: IdempotencyStore, key: Key) -> None:
+async def test_large_result_is_returned_completely(store: IdempotencyStore, key: AttemptKey) -> None:
     result = bytes(range(256)) * 1024
     await store.finish(key, result)
     assert await claim(store, key) == Finished(result)
 
 
-async def test_the_first_result_stays(store: IdempotencyStore, key: Key) -> None:
+async def test_first_result_of_an_attempt_is_kept(store: IdempotencyStore, key: AttemptKey) -> None:
     await store.claim([key], 60)
     assert await store.finish(key, b"first") == b"first"
     assert await store.finish(key, b"second") == b"first"
     assert await claim(store, key) == Finished(b"first")
 
 
-async def test_an_attempt_without_a_result_can_be_claimed_again(store: IdempotencyStore, key: Key) -> None:
+async def test_released_attempt_can_be_claimed_again(store: IdempotencyStore, key: AttemptKey) -> None:
     await store.claim([key], 60)
     await store.release(key)
     assert await claim(store, key) == NEW
 
 
-async def test_release_and_renew_leave_a_result_alone(store: IdempotencyStore, key: Key) -> None:
+async def test_release_and_renew_leave_a_result_alone(store: IdempotencyStore, key: AttemptKey) -> None:
     await store.finish(key, b"kept")
     await store.renew([key], 60)
     await store.release(key)
@@ -193,14 +195,14 @@ async def test_release_and_renew_leave_a_result_alone(store: IdempotencyStore, k
 
 
 @pytest.mark.parametrize("stores", RUN_OUT, indirect=True)
-async def test_a_claim_runs_out(stores: Stores, key: Key) -> None:
+async def test_claim_expires(stores: Stores, key: AttemptKey) -> None:
     store = stores.open()
     await store.claim([key], 60)
     await stores.pass_time(61)
     assert await claim(store, key) == NEW
 
 
-async def test_a_renewed_claim_lasts(stores: Stores, key: Key) -> None:
+async def test_renewed_claim_lasts_longer(stores: Stores, key: AttemptKey) -> None:
     store = stores.open()
     await store.claim([key], 300)
     await store.renew([key], 3000)
@@ -208,7 +210,7 @@ async def test_a_renewed_claim_lasts(stores: Stores, key: Key) -> None:
     assert await claim(store, key) == RUNNING
 
 
-async def test_a_renewal_shortens_no_claim(stores: Stores, key: Key) -> None:
+async def test_a_renewal_shortens_no_claim(stores: Stores, key: AttemptKey) -> None:
     store = stores.open()
     await store.claim([key], 60)
     await store.renew([key], 3000)
@@ -217,7 +219,7 @@ async def test_a_renewal_shortens_no_claim(stores: Stores, key: Key) -> None:
     assert await claim(store, key) == RUNNING
 
 
-async def test_a_claim_that_ran_out_is_renewed_if_nobody_took_it(stores: Stores, key: Key) -> None:
+async def test_expired_claim_can_be_renewed_if_not_taken(stores: Stores, key: AttemptKey) -> None:
     store = stores.open()
     await store.claim([key], 60)
     await stores.pass_time(61)
@@ -225,7 +227,7 @@ async def test_a_claim_that_ran_out_is_renewed_if_nobody_took_it(stores: Stores,
     assert await claim(store, key) == RUNNING
 
 
-async def test_a_result_is_forgotten_after_its_time(stores: Stores, key: Key) -> None:
+async def test_result_is_forgotten_after_the_retention(stores: Stores, key: AttemptKey) -> None:
     store = stores.open(retention=200)
     await store.finish(key, b"{}")
     await stores.pass_time(201)
@@ -233,7 +235,7 @@ async def test_a_result_is_forgotten_after_its_time(stores: Stores, key: Key) ->
     assert await claim(store, key) == RUNNING
 
 
-async def test_a_renewal_that_comes_after_the_result_means_nothing(stores: Stores, key: Key) -> None:
+async def test_renewal_after_the_result_is_ignored(stores: Stores, key: AttemptKey) -> None:
     store = stores.open(retention=200)
     await store.claim([key], 60)
     await store.finish(key, b"{}")
@@ -242,7 +244,7 @@ async def test_a_renewal_that_comes_after_the_result_means_nothing(stores: Store
     assert await claim(store, key) == NEW
 
 
-async def test_what_is_finished_does_not_depend_on_its_claim(stores: Stores, key: Key) -> None:
+async def test_result_is_kept_although_the_claim_expired(stores: Stores, key: AttemptKey) -> None:
     store = stores.open()
     await store.claim([key], 60)
     await stores.pass_time(61)
@@ -251,7 +253,7 @@ async def test_what_is_finished_does_not_depend_on_its_claim(stores: Stores, key
 
 
 @pytest.mark.parametrize("stores", ["memory", "sqlite"], indirect=True)
-async def test_the_oldest_results_are_forgotten_first(stores: Stores, key: Key) -> None:
+async def test_oldest_results_are_forgotten_first(stores: Stores, key: AttemptKey) -> None:
     store = stores.open(capacity=100)
     keys = [key._replace(attempt_no=number) for number in range(1, 1200)]
     for one in keys:
@@ -263,8 +265,8 @@ async def test_the_oldest_results_are_forgotten_first(stores: Stores, key: Key) 
     assert sum(known) <= 700  # pruned in steps
 
 
-async def test_large_results_do_not_fill_the_memory(key: Key) -> None:
-    store = MemoryIdempotency(most_bytes=1000)
+async def test_large_results_do_not_fill_the_memory(key: AttemptKey) -> None:
+    store = MemoryIdempotency(max_bytes=1000)
     keys = [key._replace(attempt_no=number) for number in range(1, 6)]
     for one in keys:
         await store.finish(one, b"x" * 400)
@@ -273,20 +275,22 @@ async def test_large_results_do_not_fill_the_memory(key: Key) -> None:
 
 @pytest.mark.parametrize("stores", SHARED, indirect=True)
 class TestShared:
-    """Two processes of one service."""
+    """Two processes of one service share a store."""
 
-    async def test_one_claim_holds_for_both(self, stores: Stores, key: Key) -> None:
+    async def test_claim_of_one_process_is_seen_by_the_other(self, stores: Stores, key: AttemptKey) -> None:
         one, other = stores.open(), stores.open()
         assert await claim(one, key) == NEW
         assert await claim(other, key) == RUNNING
 
-    async def test_both_know_a_result(self, stores: Stores, key: Key) -> None:
+    async def test_result_of_one_process_is_seen_by_the_other(self, stores: Stores, key: AttemptKey) -> None:
         one, other = stores.open(), stores.open()
         await one.claim([key], 60)
         await one.finish(key, b"{}")
         assert await claim(other, key) == Finished(b"{}")
 
-    async def test_nobody_renews_or_releases_the_claim_of_another(self, stores: Stores, key: Key) -> None:
+    async def test_claim_of_another_process_is_neither_renewed_nor_released(
+        self, stores: Stores, key: AttemptKey
+    ) -> None:
         one, other = stores.open(), stores.open()
         await one.claim([key], 100)
         await other.renew([key], 60)
@@ -295,7 +299,7 @@ class TestShared:
         await stores.pass_time(101)
         assert await claim(other, key) == (NEW if stores.kind == "redis" else RUNNING)
 
-    async def test_a_race_for_many_has_one_winner_each(self, stores: Stores, key: Key) -> None:
+    async def test_racing_processes_claim_each_attempt_once(self, stores: Stores, key: AttemptKey) -> None:
         racing = [stores.open() for _ in range(4)]
         keys = [key._replace(attempt_no=number) for number in range(1, 51)]
         standings = await asyncio.gather(*(store.claim(keys, 60) for store in racing))
@@ -305,7 +309,7 @@ class TestShared:
 
 @pytest.mark.parametrize("stores", ["redis"], indirect=True)
 class TestLostClaims:
-    async def test_a_claim_that_was_lost_is_not_renewed(self, stores: Stores, key: Key) -> None:
+    async def test_a_claim_that_was_lost_is_not_renewed(self, stores: Stores, key: AttemptKey) -> None:
         one, other = stores.open(), stores.open()
         await one.claim([key], 60)
         await stores.pass_time(61)
@@ -316,7 +320,7 @@ class TestLostClaims:
         await other.release(key)
         assert await claim(one, key) == NEW
 
-    async def test_a_result_counts_though_the_claim_was_lost(self, stores: Stores, key: Key) -> None:
+    async def test_result_of_a_lost_claim_is_kept(self, stores: Stores, key: AttemptKey) -> None:
         one, other = stores.open(), stores.open()
         await one.claim([key], 60)
         await stores.pass_time(61)
@@ -326,7 +330,7 @@ class TestLostClaims:
         assert await claim(other, key) == Finished(b"one")
 
 
-CALLS: dict[str, Callable[[IdempotencyStore, Key], Awaitable[object]]] = {
+CALLS: dict[str, Callable[[IdempotencyStore, AttemptKey], Awaitable[object]]] = {
     "claim": lambda store, key: store.claim([key], 60),
     "renew": lambda store, key: store.renew([key], 60),
     "finish": lambda store, key: store.finish(key, b"{}"),
@@ -342,7 +346,9 @@ def own_server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_redis_that_is_away_is_down_until_it_is_back(own_server: RedisServer, key: Key, call: str) -> None:
+async def test_stopped_redis_raises_store_down_until_it_is_back(
+    own_server: RedisServer, key: AttemptKey, call: str
+) -> None:
     store = RedisIdempotency(own_server.url)
     await store.claim([key], 60)
     own_server.stop()
@@ -354,7 +360,7 @@ async def test_a_redis_that_is_away_is_down_until_it_is_back(own_server: RedisSe
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_redis_that_was_restarted_meanwhile_is_not_down(own_server: RedisServer, key: Key, call: str) -> None:
+async def test_restarted_redis_is_used_without_an_error(own_server: RedisServer, key: AttemptKey, call: str) -> None:
     store = RedisIdempotency(own_server.url)
     await store.claim([key], 60)
     own_server.stop()
@@ -364,36 +370,36 @@ async def test_a_redis_that_was_restarted_meanwhile_is_not_down(own_server: Redi
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_redis_that_hangs_is_down_within_its_time(own_server: RedisServer, key: Key, call: str) -> None:
+async def test_hanging_redis_raises_store_down_in_time(own_server: RedisServer, key: AttemptKey, call: str) -> None:
     store = RedisIdempotency(own_server.url, call_seconds=0.5)
     await store.claim([key], 60)
     began = time.monotonic()
     with own_server.frozen(), pytest.raises(StoreDown):
         await CALLS[call](store, key)
-    assert 0.45 < time.monotonic() - began < 0.9  # trying again included
+    assert 0.45 < time.monotonic() - began < 0.9  # includes the retry
     await store.close()
 
 
-async def test_a_redis_that_is_away_is_noticed_before_there_is_anything_to_claim() -> None:
-    """So that nothing is pulled that could not be begun."""
+async def test_empty_claim_on_an_unreachable_redis_raises_store_down() -> None:
+    """A service checks the store with an empty claim before it pulls work that it could not begin."""
     store = RedisIdempotency("redis://127.0.0.1:1")
     with pytest.raises(StoreDown):
         await store.claim([], 60)
     await store.close()
 
 
-async def test_a_claim_whose_answer_was_lost_is_made_again(own_server: RedisServer, key: Key) -> None:
+async def test_claim_with_a_lost_answer_is_repeated(own_server: RedisServer, key: AttemptKey) -> None:
     store = RedisIdempotency(own_server.url, call_seconds=0.2)
     await store.claim([key._replace(attempt_no=9)], 60)
     with own_server.frozen(), pytest.raises(StoreDown):
-        await store.claim([key], 60)  # sent already: the server will find it when it wakes
+        await store.claim([key], 60)  # already sent: the server reads it when it resumes
     assert await claim(store, key, 600) == NEW
     await age(own_server, 61)
     assert await claim(store, key) == RUNNING
     await store.close()
 
 
-async def test_a_result_that_could_not_be_kept_does_not_free_the_attempt(own_server: RedisServer, key: Key) -> None:
+async def test_attempt_whose_result_could_not_be_stored_stays_claimed(own_server: RedisServer, key: AttemptKey) -> None:
     store = RedisIdempotency(own_server.url, call_seconds=0.2)
     await store.claim([key], 60)
     await _refuse_writes(own_server, True)
@@ -409,7 +415,7 @@ async def _refuse_writes(server: RedisServer, on: bool) -> None:
         await redis.config_set("maxmemory", "1" if on else "0")
 
 
-async def test_a_claim_in_redis_runs_out_by_the_servers_clock(own_server: RedisServer, key: Key) -> None:
+async def test_claim_in_redis_expires_by_the_clock_of_the_server(own_server: RedisServer, key: AttemptKey) -> None:
     store = RedisIdempotency(own_server.url)
     await store.claim([key], 0.05)
     async with asyncio.timeout(5):
@@ -418,7 +424,7 @@ async def test_a_claim_in_redis_runs_out_by_the_servers_clock(own_server: RedisS
     await store.close()
 
 
-async def test_many_calls_at_once_wait_for_their_turn(own_server: RedisServer, key: Key) -> None:
+async def test_many_concurrent_calls_all_succeed(own_server: RedisServer, key: AttemptKey) -> None:
     store = RedisIdempotency(own_server.url)
     keys = [key._replace(attempt_no=number) for number in range(1, 201)]
     await asyncio.gather(*(store.finish(one, b"{}") for one in keys))

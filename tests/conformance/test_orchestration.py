@@ -1,4 +1,4 @@
-"""The contract of an orchestration engine, over every ledger; and that a step of a long job costs no more."""
+"""The contract of orchestration engines, over every ledger; the cost of a step does not grow with the job's length."""
 
 import asyncio
 from collections import defaultdict
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lucius.settings import Settings
+from lucius.bootstrap.settings import Settings
 from tests.support.api import Api, serving, settings_for
 
 CHAIN, MAPPED = 200, 1_000
@@ -67,7 +67,7 @@ async def open_items(api: Api, job_id: str) -> list[dict[str, Any]]:
     return items
 
 
-async def test_the_same_command_twice_is_one_job(api: Api) -> None:
+async def test_repeated_command_is_one_job(api: Api) -> None:
     command = api.command(request_type="RETRIED", idempotency_key="once")
     answers = await asyncio.gather(*(api.post("/v1/commands", command) for _ in range(5)))
     told = [answer.ok(202) for answer in answers]
@@ -76,7 +76,7 @@ async def test_the_same_command_twice_is_one_job(api: Api) -> None:
     assert len(await api.pull(max=10)) == 1
 
 
-async def test_every_attempt_of_a_step_carries_the_same_key(api: Api) -> None:
+async def test_attempts_of_a_step_share_an_idempotency_key(api: Api) -> None:
     job_id = await api.submit(request_type="RETRIED")
     first = await api.pull_one()
     (await api.fail(first)).ok()
@@ -100,7 +100,7 @@ async def test_every_attempt_of_a_step_carries_the_same_key(api: Api) -> None:
         ("COMPENSATION_REQUIRED", "FAILED_FINAL", "COMPENSATION"),
     ],
 )
-async def test_a_failure_class_leads_where_the_matrix_says(
+async def test_failure_class_leads_to_the_documented_status_and_review_item(
     api: Api, failure_class: str, step: str, kind: str | None
 ) -> None:
     job_id = await api.submit(request_type="RETRIED")
@@ -109,7 +109,7 @@ async def test_a_failure_class_leads_where_the_matrix_says(
     assert [item["kind"] for item in await open_items(api, job_id)] == ([kind] if kind else [])
 
 
-async def test_exhausted_retries_go_to_the_review_queue(api: Api) -> None:
+async def test_exhausted_retries_open_a_review_item(api: Api) -> None:
     job_id = await api.submit(request_type="RETRIED")
     for _ in range(2):
         (await api.fail(await api.pull_one(), failure_class="TRANSIENT")).ok()
@@ -125,6 +125,20 @@ async def test_exhausted_retries_go_to_the_review_queue(api: Api) -> None:
     assert await open_items(api, job_id) == []
 
 
+async def test_heartbeat_counts_are_shown_in_the_job(api: Api) -> None:
+    job_id = await api.submit(request_type="RETRIED")
+    directive = await api.pull_one()
+    (await api.callback("ack", directive)).ok()
+    counts = {"done": 7, "total": 20, "unit": "page"}
+    (await api.callback("heartbeat", directive, progress=counts)).ok()
+    async with asyncio.timeout(20):
+        while (step := await api.step(job_id))["progress_counts"] is None:  # noqa: ASYNC110 - heartbeats leave no event
+            await asyncio.sleep(0.01)
+    assert (step["progress"], step["progress_counts"]) == (0.35, counts)
+    assert "page 7 of 20" in (await api.job(job_id))["blocked_on"]["message"]
+    (await api.succeed(directive)).ok()
+
+
 async def test_two_workers_never_get_the_same_attempt(api: Api) -> None:
     jobs = {await api.submit(request_type="RETRIED", idempotency_key=str(n)) for n in range(20)}
     given: list[tuple[str, int]] = []
@@ -133,7 +147,7 @@ async def test_two_workers_never_get_the_same_attempt(api: Api) -> None:
     assert sorted(given) == sorted((job_id, 1) for job_id in jobs)
 
 
-async def test_compensation_halts_the_job_until_a_person_acts(api: Api) -> None:
+async def test_required_compensation_holds_the_job_until_an_operator_acts(api: Api) -> None:
     job_id = await api.submit(request_type="PAYMENT")
     (await api.succeed(await api.pull_one())).ok()
     (await api.fail(await api.pull_one(), failure_class="TRANSIENT")).ok()
@@ -152,10 +166,10 @@ async def test_compensation_halts_the_job_until_a_person_acts(api: Api) -> None:
 
 
 class Costs:
-    """Finishes steps as they come, and notes the CPU time that each cost: its share of the pull, and its result.
+    """Completes steps as they are dispatched and records the CPU time of each: its share of the pull, and its result.
 
-    Two jobs are told of by turns, so that a machine that is busy with other things is as slow for the one as for the
-    other. What a ledger costs that has many jobs behind it is not seen by that: the benches measure it.
+    Two jobs alternate, so that a busy machine slows both alike. The cost of a ledger with many jobs is not measured
+    here: the benchmarks do that.
     """
 
     def __init__(self, api: Api, at_once: int) -> None:
@@ -166,7 +180,7 @@ class Costs:
         self.given: list[dict[str, Any]] = []
 
     async def settle(self, job_id: str, until: int) -> None:
-        """Until so many steps of the job are done, with those of the other that are given out meanwhile."""
+        """Complete steps until `until` steps of the job are done, including steps of the other job pulled meanwhile."""
         while len(self.spent[job_id]) < until:
             started = process_time()
             directives = await self.api.pull(max=self.at_once)
@@ -181,7 +195,7 @@ class Costs:
                 self.spent[directive["jobId"]].append(share + process_time() - started)
 
     async def growth(self, job_id: str, until: int, young: str) -> float:
-        """How much more a step costs the first job at its end than the second, which begins."""
+        """Return the ratio of the cost of a step at the end of the first job to that at the start of the second."""
         before = len(self.spent[job_id])
         await self.settle(job_id, until)
         late, early = self.spent[job_id][before:], self.spent[young]
@@ -189,17 +203,17 @@ class Costs:
         return median(late) / median(early)
 
 
-async def test_a_protocol_of_200_steps_costs_no_more_at_its_end(api: Api) -> None:
+async def test_cost_per_step_of_a_protocol_of_200_steps_does_not_grow(api: Api) -> None:
     costs = Costs(api, at_once=1)
     job_id = await api.submit(request_type="CHAIN", idempotency_key="old")
     await costs.settle(job_id, until=CHAIN - 60)
     young = await api.submit(request_type="CHAIN", idempotency_key="young")
     grown = await costs.growth(job_id, CHAIN, young)
     assert (await api.job(job_id))["status"] == "SUCCEEDED"
-    assert grown < 2.5, grown  # a directive names the results of all steps before it: that much grows
+    assert grown < 2.5, grown  # a directive names the results of all earlier steps, so that part grows
 
 
-async def test_a_map_over_1000_items_finishes_and_costs_the_same_for_each(api: Api) -> None:
+async def test_cost_per_item_of_a_map_over_1000_items_does_not_grow(api: Api) -> None:
     costs, pages = Costs(api, at_once=64), list(range(MAPPED))
     job_id = await api.submit(request_type="MAPPED", payload={"pages": pages}, idempotency_key="old")
     await costs.settle(job_id, until=MAPPED - 250)

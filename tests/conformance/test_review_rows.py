@@ -1,12 +1,13 @@
-"""What every ledger promises of review items: what a commit says of one is what a reader finds."""
+"""Guarantees of every ledger for review items: readers find what a commit wrote."""
 
-from typing import Any, cast
+from typing import Any
 
 from msgspec.structs import replace
 
-from lucius.core.decision import Applied, Decision
-from lucius.core.model import Job, ReviewItem, ReviewKind, ReviewStatus
-from lucius.ports.ledger import Ledger, ReviewReader
+from lucius.core.model.decision import Applied, Decision
+from lucius.core.model.records import Job, ReviewItem
+from lucius.core.model.statuses import ReviewKind, ReviewStatus
+from lucius.ports.store import Store
 from tests.conformance.builders import PROTOCOL, accept
 
 
@@ -16,29 +17,29 @@ def item(kind: ReviewKind = ReviewKind.COMPENSATION, **fields: Any) -> ReviewIte
     return ReviewItem(**{"kind": kind, "status": ReviewStatus.OPEN, **given, **times, **fields})
 
 
-async def put(ledger: Ledger, *items: ReviewItem) -> Job:
-    """Each in a commit of its own, all at the same instant."""
+async def put(store: Store, *items: ReviewItem) -> Job:
+    """Commit each item separately, all at the same instant; return the job."""
     decision = accept("a")
-    await ledger.commit(decision)
+    await store.ledger.commit(decision)
     job = decision.job
     for each in items:
         job = replace(job, version=job.version + 1)
-        await ledger.commit(Decision(job=job, replies=(Applied(),), protocol=PROTOCOL, reviews=(each,)))
+        await store.ledger.commit(Decision(job=job, replies=(Applied(),), protocol=PROTOCOL, reviews=(each,)))
     return job
 
 
-async def found(ledger: Ledger) -> ReviewItem | None:
-    return await cast(ReviewReader, ledger).review("a~run1")
+async def found(store: Store) -> ReviewItem | None:
+    return await store.reviews.review("a~run1")
 
 
-async def test_an_item_that_changes_in_the_instant_it_was_opened_has_changed(ledger: Ledger) -> None:
+async def test_change_in_the_instant_an_item_was_opened_is_kept(store: Store) -> None:
     changed = item(step_id="embedding")
-    await put(ledger, item(step_id="ocr"), changed)
-    assert await found(ledger) == changed
+    await put(store, item(step_id="ocr"), changed)
+    assert await found(store) == changed
 
 
-async def test_the_same_late_success_told_twice_does_not_open_what_was_closed(ledger: Ledger) -> None:
+async def test_repeated_late_success_does_not_reopen_a_closed_item(store: Store) -> None:
     late = item(ReviewKind.STALE_RESULT, lease_id="l")
     closed = replace(late, status=ReviewStatus.RESOLVED, resolved_by="ada", act="adopt")
-    await put(ledger, late, closed, replace(late, created_at=2_000, updated_at=2_000))
-    assert await found(ledger) == closed
+    await put(store, late, closed, replace(late, created_at=2_000, updated_at=2_000))
+    assert await found(store) == closed

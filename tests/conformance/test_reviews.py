@@ -1,26 +1,27 @@
-"""What every reader of review items promises (`lucius.ports.ledger.ReviewReader`)."""
+"""Guarantees of every reader of review items (`lucius.ports.ledger.ReviewReader`)."""
 
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from lucius.core.decision import Applied, Decision
-from lucius.core.model import ErrorInfo, ReviewItem, ReviewKind, ReviewStatus
+from lucius.core.model.decision import Applied, Decision
+from lucius.core.model.records import ErrorInfo, ReviewItem
+from lucius.core.model.statuses import ReviewKind, ReviewStatus
 from lucius.ports.errors import LedgerError
 from lucius.ports.ledger import ReviewFilter
+from lucius.ports.store import Store
 from tests.conformance.builders import PROTOCOL, accept
-from tests.conformance.conftest import FullLedger
 
 Found = list[str]
 EVERY = ReviewFilter(status=None)
 
 
-class Desk:
-    """Opens and closes items, each with a job of its own."""
+class ReviewItems:
+    """Opens and closes review items, each with its own job."""
 
-    def __init__(self, ledger: FullLedger) -> None:
-        self.ledger = ledger
+    def __init__(self, store: Store) -> None:
+        self.ledger = store
         self.items: dict[str, ReviewItem] = {}
         self._last: dict[str, Decision] = {}
 
@@ -38,7 +39,7 @@ class Desk:
         }
         item = ReviewItem(**{**given, **fields})
         decision = replace(accept(name), reviews=(item,))
-        await self.ledger.commit(decision)
+        await self.ledger.ledger.commit(decision)
         self._last[name], self.items[name] = decision, item
         return item
 
@@ -47,43 +48,45 @@ class Desk:
         job = self._last[name].job
         changed = replace(job, version=job.version + 1)
         decision = Decision(job=changed, replies=(Applied(),), protocol=PROTOCOL, reviews=(item,))
-        await self.ledger.commit(decision)
+        await self.ledger.ledger.commit(decision)
         self._last[name], self.items[name] = decision, item
         return item
 
     async def found(self, where: ReviewFilter = EVERY, limit: int = 100) -> Found:
-        page = await self.ledger.reviews(where, limit, None)
+        page = await self.ledger.reviews.reviews(where, limit, None)
         return [item.job_id for item in page.items]
 
 
 @pytest.fixture
-def desk(ledger: FullLedger) -> Desk:
-    return Desk(ledger)
+def review_items(store: Store) -> ReviewItems:
+    return ReviewItems(store)
 
 
-async def test_an_item_is_found_by_its_id_with_all_that_was_kept(desk: Desk) -> None:
+async def test_item_is_read_by_id_with_all_fields(review_items: ReviewItems) -> None:
     error = ErrorInfo("BROKEN", "it broke")
-    item = await desk.open("a", step_id="ocr.3", attempt_no=2, lease_id="l", error=error, run_no=4)
-    assert await desk.ledger.review("a~run1") == item
-    assert await desk.ledger.review("b~run1") is None
+    item = await review_items.open("a", step_id="ocr.3", attempt_no=2, lease_id="l", error=error, run_no=4)
+    assert await review_items.ledger.reviews.review("a~run1") == item
+    assert await review_items.ledger.reviews.review("b~run1") is None
 
 
-async def test_a_change_is_seen_and_keeps_the_items_place(desk: Desk) -> None:
+async def test_changed_item_keeps_its_place_in_the_listing(review_items: ReviewItems) -> None:
     for name in ("a", "b", "c"):
-        await desk.open(name)
-    closed = await desk.change("b", status=ReviewStatus.RESOLVED, resolved_by="ada", act="adopt", reason="why not")
-    assert await desk.ledger.review("b~run1") == closed
-    assert await desk.found() == ["c", "b", "a"]
-    assert await desk.found(ReviewFilter()) == ["c", "a"]
-    assert await desk.found(ReviewFilter(status=ReviewStatus.RESOLVED)) == ["b"]
+        await review_items.open(name)
+    closed = await review_items.change(
+        "b", status=ReviewStatus.RESOLVED, resolved_by="ada", act="adopt", reason="why not"
+    )
+    assert await review_items.ledger.reviews.review("b~run1") == closed
+    assert await review_items.found() == ["c", "b", "a"]
+    assert await review_items.found(ReviewFilter()) == ["c", "a"]
+    assert await review_items.found(ReviewFilter(status=ReviewStatus.RESOLVED)) == ["b"]
 
 
-async def test_nothing_is_kept_of_a_commit_that_was_refused(desk: Desk) -> None:
-    item = await desk.open("a")
+async def test_item_of_a_refused_commit_is_not_stored(review_items: ReviewItems) -> None:
+    item = await review_items.open("a")
     stale = replace(accept("a"), reviews=(replace(item, review_id="a~other"),))
     with pytest.raises(LedgerError):
-        await desk.ledger.commit(stale)
-    assert await desk.ledger.review("a~other") is None
+        await review_items.ledger.ledger.commit(stale)
+    assert await review_items.ledger.reviews.review("a~other") is None
 
 
 @pytest.mark.parametrize(
@@ -103,69 +106,69 @@ async def test_nothing_is_kept_of_a_commit_that_was_refused(desk: Desk) -> None:
         (replace(EVERY, job_id="e", tenants=frozenset({"acme"})), ["e"]),
     ],
 )
-async def test_a_listing_is_newest_first_and_takes_every_filter(
-    desk: Desk, where: ReviewFilter, names: list[str]
+async def test_listing_is_newest_first_and_supports_each_filter(
+    review_items: ReviewItems, where: ReviewFilter, names: list[str]
 ) -> None:
-    await desk.open("a")
-    await desk.open("b", kind=ReviewKind.POISON)
-    await desk.open("c", tenant_id="globex")
-    await desk.open("d", signature="sis/SLOW")
-    await desk.open("e")
-    await desk.change("e", status=ReviewStatus.DISCARDED)
-    assert await desk.found(where) == names
+    await review_items.open("a")
+    await review_items.open("b", kind=ReviewKind.POISON)
+    await review_items.open("c", tenant_id="globex")
+    await review_items.open("d", signature="sis/SLOW")
+    await review_items.open("e")
+    await review_items.change("e", status=ReviewStatus.DISCARDED)
+    assert await review_items.found(where) == names
 
 
 @pytest.mark.parametrize("where", [ReviewFilter(), EVERY, ReviewFilter(tenants=frozenset({"acme"}))])
-async def test_a_listing_is_walked_while_items_come_and_go(desk: Desk, where: ReviewFilter) -> None:
+async def test_pages_join_while_items_are_opened_and_changed(review_items: ReviewItems, where: ReviewFilter) -> None:
     for n in range(6):
-        await desk.open(f"j{n}")
-    walked: list[str] = []
+        await review_items.open(f"j{n}")
+    listed_ids: list[str] = []
     cursor = None
     for turn in range(10):
-        page = await desk.ledger.reviews(where, 2, cursor)
-        walked += [item.job_id for item in page.items]
+        page = await review_items.ledger.reviews.reviews(where, 2, cursor)
+        listed_ids += [item.job_id for item in page.items]
         cursor = page.next_cursor
         if cursor is None:
             break
-        await desk.open(f"late{turn}")
-        await desk.change(page.items[0].job_id, reason="seen")
-    assert walked == ["j5", "j4", "j3", "j2", "j1", "j0"]
+        await review_items.open(f"late{turn}")
+        await review_items.change(page.items[0].job_id, reason="seen")
+    assert listed_ids == ["j5", "j4", "j3", "j2", "j1", "j0"]
 
 
-async def test_the_last_page_has_no_cursor(desk: Desk) -> None:
+async def test_the_last_page_has_no_cursor(review_items: ReviewItems) -> None:
     for name in ("a", "b"):
-        await desk.open(name)
-    assert (await desk.ledger.reviews(EVERY, 2, None)).next_cursor is None
-    assert (await desk.ledger.reviews(EVERY, 1, None)).next_cursor is not None
+        await review_items.open(name)
+    assert (await review_items.ledger.reviews.reviews(EVERY, 2, None)).next_cursor is None
+    assert (await review_items.ledger.reviews.reviews(EVERY, 1, None)).next_cursor is not None
 
 
 @pytest.mark.parametrize("cursor", ["", "nonsense", "bm9wZQ", "\x00"])
-async def test_a_cursor_that_was_not_given_out_is_refused(desk: Desk, cursor: str) -> None:
+async def test_invalid_cursor_is_refused(review_items: ReviewItems, cursor: str) -> None:
     with pytest.raises(ValueError, match="cursor"):
-        await desk.ledger.reviews(EVERY, 1, cursor)
+        await review_items.ledger.reviews.reviews(EVERY, 1, cursor)
 
 
-async def test_groups_have_the_same_signature_the_largest_first(desk: Desk) -> None:
+async def test_items_are_grouped_by_signature_with_the_largest_group_first(review_items: ReviewItems) -> None:
     for name, signature in (("a", "x"), ("b", "y"), ("c", "y"), ("e", "y")):
-        await desk.open(name, signature=signature)
-    await desk.open("d", signature="z", kind=ReviewKind.POISON)
-    await desk.change("e", status=ReviewStatus.REPROCESSED)
-    groups = await desk.ledger.review_groups(ReviewFilter(), 10)
+        await review_items.open(name, signature=signature)
+    await review_items.open("d", signature="z", kind=ReviewKind.POISON)
+    await review_items.change("e", status=ReviewStatus.REPROCESSED)
+    groups = await review_items.ledger.reviews.review_groups(ReviewFilter(), 10)
     assert [(group.signature, group.kind, group.count, group.newest.job_id) for group in groups] == [
         ("y", ReviewKind.JOB_FAILED, 2, "c"),
         ("x", ReviewKind.JOB_FAILED, 1, "a"),
         ("z", ReviewKind.POISON, 1, "d"),
     ]
-    assert groups[0].newest == desk.items["c"]
-    assert [group.count for group in await desk.ledger.review_groups(EVERY, 1)] == [3]
-    assert await desk.ledger.review_groups(ReviewFilter(tenants=frozenset({"globex"})), 10) == []
+    assert groups[0].newest == review_items.items["c"]
+    assert [group.count for group in await review_items.ledger.reviews.review_groups(EVERY, 1)] == [3]
+    assert await review_items.ledger.reviews.review_groups(ReviewFilter(tenants=frozenset({"globex"})), 10) == []
 
 
-async def test_open_items_are_counted_by_kind(desk: Desk) -> None:
-    assert await desk.ledger.open_reviews() == {}
+async def test_open_items_are_counted_by_kind(review_items: ReviewItems) -> None:
+    assert await review_items.ledger.reviews.open_reviews() == {}
     for name in ("a", "b"):
-        await desk.open(name)
-    await desk.open("c", kind=ReviewKind.STALE_RESULT)
-    await desk.open("d", kind=ReviewKind.POISON)
-    await desk.change("d", status=ReviewStatus.DISCARDED)
-    assert await desk.ledger.open_reviews() == {"JOB_FAILED": 2, "STALE_RESULT": 1}
+        await review_items.open(name)
+    await review_items.open("c", kind=ReviewKind.STALE_RESULT)
+    await review_items.open("d", kind=ReviewKind.POISON)
+    await review_items.change("d", status=ReviewStatus.DISCARDED)
+    assert await review_items.ledger.reviews.open_reviews() == {"JOB_FAILED": 2, "STALE_RESULT": 1}

@@ -1,4 +1,4 @@
-"""Redis and PostgreSQL over TLS: the ledger and the bus speak to whom they trust, and to nobody else."""
+"""Redis and PostgreSQL over TLS: ledger and bus connect only to servers they trust."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,29 +6,29 @@ from urllib.parse import urlencode
 
 import pytest
 
-from lucius.adapters.bus_redis.consumer import RedisConsumer
-from lucius.adapters.bus_redis.publisher import RedisPublisher
-from lucius.adapters.ledger_postgres import PostgresLedger
+from lucius.adapters.bus.redis.consumer import RedisConsumer
+from lucius.adapters.bus.redis.publisher import RedisPublisher
+from lucius.adapters.ledger.postgres.store import open_postgres
 from lucius.ports.errors import BusDown, LedgerDown
 from tests.conformance.builders import accept
 from tests.conftest import need_postgres
+from tests.integration.worker.support import directive
 from tests.support.postgres import PostgresServer
 from tests.support.redis import RedisServer
 from tests.support.tls import Authority, tls_in_front_of
-from tests.unit.worker.support import directive
 
 SOON = 10.0
 TOPIC = "global-bus-p3"
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ours"))
+def own_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("own_authority"))
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("theirs"))
+def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("other_authority"))
 
 
 @pytest.fixture
@@ -39,10 +39,12 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="module")
-def postgres_server(ours: Authority) -> Iterator[PostgresServer]:
+def postgres_server(own_authority: Authority) -> Iterator[PostgresServer]:
     need_postgres()
-    server = PostgresServer(ssl="on", ssl_cert_file=ours.server.name, ssl_key_file=ours.server_key.name)
-    server.give(ours.server, ours.server_key)
+    server = PostgresServer(
+        ssl="on", ssl_cert_file=own_authority.server.name, ssl_key_file=own_authority.server_key.name
+    )
+    server.give(own_authority.server, own_authority.server_key)
     server.start()
     yield server
     server.remove()
@@ -53,9 +55,9 @@ def rediss(target: str, trusted: Authority, shown: Authority) -> str:
     return f"rediss://{target}/0?{urlencode(files)}"
 
 
-async def test_directives_go_over_tls(redis_server: RedisServer, ours: Authority) -> None:
-    async with tls_in_front_of(redis_server.port, ours) as target:
-        url = rediss(target, ours, ours)
+async def test_directives_are_sent_over_tls(redis_server: RedisServer, own_authority: Authority) -> None:
+    async with tls_in_front_of(redis_server.port, own_authority) as target:
+        url = rediss(target, own_authority, own_authority)
         publisher, consumer = RedisPublisher(url), RedisConsumer(url, "ocr")
         await publisher.publish(TOPIC, directive())
         (got,) = await consumer.pull(1, SOON)
@@ -65,30 +67,36 @@ async def test_directives_go_over_tls(redis_server: RedisServer, ours: Authority
 
 
 @pytest.mark.parametrize(("we_trust", "said"), [(False, "certificate verify failed"), (True, "Connection")])
-async def test_a_redis_that_is_not_trusted_or_does_not_trust_us_is_one_that_is_down(
-    redis_server: RedisServer, ours: Authority, theirs: Authority, we_trust: bool, said: str
+async def test_redis_without_mutual_trust_raises_bus_down(
+    redis_server: RedisServer, own_authority: Authority, other_authority: Authority, we_trust: bool, said: str
 ) -> None:
-    async with tls_in_front_of(redis_server.port, ours) as target:
-        publisher = RedisPublisher(rediss(target, ours, theirs) if we_trust else rediss(target, theirs, ours))
+    async with tls_in_front_of(redis_server.port, own_authority) as target:
+        publisher = RedisPublisher(
+            rediss(target, own_authority, other_authority)
+            if we_trust
+            else rediss(target, other_authority, own_authority)
+        )
         with pytest.raises(BusDown, match=said):
             await publisher.publish(TOPIC, directive())
         await publisher.close()
 
 
-async def test_a_redis_by_another_name_is_not_spoken_to(redis_server: RedisServer, ours: Authority) -> None:
-    async with tls_in_front_of(redis_server.port, ours) as target:
-        publisher = RedisPublisher(rediss(target.replace("127.0.0.1", "localhost"), ours, ours))
+async def test_redis_with_another_host_name_raises_bus_down(
+    redis_server: RedisServer, own_authority: Authority
+) -> None:
+    async with tls_in_front_of(redis_server.port, own_authority) as target:
+        publisher = RedisPublisher(rediss(target.replace("127.0.0.1", "localhost"), own_authority, own_authority))
         with pytest.raises(BusDown, match="certificate is not valid for 'localhost'"):
             await publisher.publish(TOPIC, directive())
         await publisher.close()
 
 
-async def test_a_ledger_goes_over_tls(postgres_server: PostgresServer, ours: Authority) -> None:
-    trust = urlencode({"sslmode": "verify-full", "sslrootcert": ours.ca})
-    ledger = await PostgresLedger.open(f"{postgres_server.url('over_tls')}&{trust}")
+async def test_ledger_connects_over_tls(postgres_server: PostgresServer, own_authority: Authority) -> None:
+    trust = urlencode({"sslmode": "verify-full", "sslrootcert": own_authority.ca})
+    ledger = await open_postgres(f"{postgres_server.url('over_tls')}&{trust}")
     try:
-        await ledger.commit(accept("a"))
-        assert await ledger.load("a") is not None
+        await ledger.ledger.commit(accept("a"))
+        assert await ledger.ledger.load("a") is not None
         talking = "SELECT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name LIKE 'lucius%'"
         spoken = [row["ssl"] for row in postgres_server.query(talking)]
         assert spoken
@@ -98,11 +106,11 @@ async def test_a_ledger_goes_over_tls(postgres_server: PostgresServer, ours: Aut
 
 
 @pytest.mark.parametrize("wrong", ["authority", "name"])
-async def test_a_postgresql_that_is_not_who_it_should_be_is_not_spoken_to(
-    postgres_server: PostgresServer, ours: Authority, theirs: Authority, wrong: str
+async def test_postgresql_with_an_unexpected_authority_or_name_raises_ledger_down(
+    postgres_server: PostgresServer, own_authority: Authority, other_authority: Authority, wrong: str
 ) -> None:
-    trusted, host = (theirs, "127.0.0.1") if wrong == "authority" else (ours, "localhost")
+    trusted, host = (other_authority, "127.0.0.1") if wrong == "authority" else (own_authority, "localhost")
     trust = urlencode({"sslmode": "verify-full", "sslrootcert": trusted.ca})
     url = postgres_server.url("not_trusted").replace("127.0.0.1", host)
     with pytest.raises(LedgerDown, match="certificate verify failed"):
-        await PostgresLedger.open(f"{url}&{trust}")
+        await open_postgres(f"{url}&{trust}")

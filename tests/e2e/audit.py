@@ -1,4 +1,4 @@
-"""What must be true of a ledger once every job has ended, read from the file itself and through the API."""
+"""Audit of a ledger whose jobs have all ended, read from the SQLite file and through the API."""
 
 import json
 import sqlite3
@@ -17,7 +17,7 @@ Rows = list[tuple[Any, ...]]
 
 
 class JobRecord:
-    """Everything the file says about one job."""
+    """Everything in the file about one job."""
 
     def __init__(self, job_id: str, status: str, head: Json) -> None:
         self.job_id = job_id
@@ -30,7 +30,7 @@ class JobRecord:
 
 
 class LedgerFile:
-    """A stopped server's ledger."""
+    """Ledger of a stopped server."""
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
@@ -63,7 +63,7 @@ class LedgerFile:
 
 
 class Counts:
-    """What happened on the way, to show that something did."""
+    """Counts of what happened, which show that faults did occur."""
 
     def __init__(self, ledger: LedgerFile) -> None:
         jobs = ledger.jobs.values()
@@ -95,7 +95,7 @@ def audit_file(path: Path, orders: list[Order], diaries: Iterable[Path]) -> Coun
 
 
 def _check_orders(ledger: LedgerFile, orders: list[Order]) -> None:
-    """Every command is one job, the one its client was told of, and that job succeeded and left its output."""
+    """Assert that each command is one job, known to its client, which succeeded and left its output."""
     assert all(len(set(order.job_ids)) == 1 for order in orders)
     assert sorted(ledger.jobs) == sorted(order.job_id for order in orders)
     assert sorted(ledger.keys.values()) == sorted(ledger.jobs), "one key for each job"
@@ -108,7 +108,7 @@ def _check_orders(ledger: LedgerFile, orders: list[Order]) -> None:
 
 
 def _check_events(job: JobRecord) -> None:
-    """Without gaps, one end, and after it nothing that changed anything."""
+    """Assert that events have no gaps and one end, after which nothing changed."""
     assert [event["seq"] for event in job.events] == list(range(1, job.head["event_seq"] + 1))
     types = [event["type"] for event in job.events]
     assert types[0] == "JOB_ACCEPTED"
@@ -121,7 +121,7 @@ def _check_events(job: JobRecord) -> None:
 
 
 def _check_attempts(job: JobRecord, step_id: str) -> None:
-    """They count up from 1, each with a lease of its own, and only the last one succeeded."""
+    """Assert that attempts count up from 1, each with its own lease, and only the last succeeded."""
     attempts = job.attempts[step_id]
     assert [attempt["attempt_no"] for attempt in attempts] == list(range(1, len(attempts) + 1))
     assert len({attempt["lease_id"] for attempt in attempts}) == len(attempts)
@@ -133,7 +133,7 @@ def _check_attempts(job: JobRecord, step_id: str) -> None:
 
 
 def _check_result(job: JobRecord, step_id: str) -> None:
-    """It was made by the attempt that won, from results of attempts that won, and no other success was applied."""
+    """Assert that the winning attempt made the result, from winners' results, and no other success was applied."""
     step = job.steps[step_id]
     winner = (step["attempt"]["attempt_no"], step["attempt"]["lease_id"])
     assert step["status"] == "SUCCEEDED"
@@ -160,7 +160,7 @@ def _applied_success(data: Json) -> bool:
 
 
 def _check_diaries(ledger: LedgerFile, diaries: Iterable[Path]) -> None:
-    """What services wrote down: no attempt was ever given out twice, and every winner is among them."""
+    """Assert by the services' records that no attempt was handed out twice and that each winner was executed."""
     executed = Counter(
         (entry["jobId"], entry["stepId"], entry["attempt_no"], entry["lease_id"])
         for diary in diaries
@@ -173,7 +173,7 @@ def _check_diaries(ledger: LedgerFile, diaries: Iterable[Path]) -> None:
 
 
 def audit_api(api: Api, orders: list[Order]) -> None:
-    """The API tells the same story."""
+    """Assert that the API agrees with the orders and the ledger."""
     listed = _listed(api)
     assert sorted(listed) == sorted(order.job_id for order in orders)
     assert set(listed.values()) == {"SUCCEEDED"}

@@ -1,4 +1,4 @@
-"""One address before several servers, as a load balancer is: connections go to any of those that take them."""
+"""TCP load balancer: one address before several servers; connects to any that accepts."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ class Balancer:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Nobody there is a connection that ends at once."""
+        """Copy bytes between client and a backend; without a backend, abort the connection."""
         backend = await self._connect()
         if backend is not None:
             there, back = _copy(reader, backend[1]), _copy(backend[0], writer)

@@ -1,4 +1,4 @@
-"""Kills and freezes the processes of a stack while clients are at it. The moments are random, the plan is seeded."""
+"""Kills and freezes the processes of a stack under load. The moments are random, the plan is seeded."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ PROGRESS_SECONDS = 60.0
 
 
 class Chaos:
-    """Each act waits until the load has moved on since the last one: on a slow machine too, every act hits work."""
+    """Random kills and freezes. Each waits for progress of the load since the last, so that all hit work."""
 
     def __init__(self, stack: Stack, load: Load, rng: random.Random) -> None:
         self._stack = stack
@@ -33,7 +33,7 @@ class Chaos:
         self.freezes = dict.fromkeys(("server", *SERVICES), 0)
 
     async def run(self, rounds: int) -> None:
-        """In each round every process is killed once, in random order, and one is frozen: each in its turn."""
+        """Kill every process once per round, in random order, and freeze one, each process in its turn."""
         names = list(self.kills)
         self._rng.shuffle(names)
         for number in range(rounds):
@@ -54,7 +54,7 @@ class Chaos:
 
     async def _kill(self, name: str) -> None:
         if name == "server":
-            self._load.more.set()  # some submissions are on their way to it in that very moment
+            self._load.more.set()  # so that some submissions are under way at that moment
             await asyncio.sleep(self._rng.random() * 0.01)
         await asyncio.to_thread(self._stack.processes[name].kill)
         self.kills[name] += 1
@@ -66,7 +66,7 @@ class Chaos:
             await asyncio.to_thread(self._stack.start_service, name)
 
     async def _freeze(self, name: str) -> None:
-        """Stopped for longer than ACK timeout and lease: a service then speaks for attempts that were fenced."""
+        """Freeze for longer than ACK timeout plus lease: a service then reports on fenced attempts."""
         process = self._stack.processes[name]
         process.send(signal.SIGSTOP)
         await asyncio.sleep((ACK_TIMEOUT + LEASE) * self._rng.uniform(1.2, 1.6))
@@ -84,7 +84,7 @@ class Outcome:
 async def survive(
     zygote: Zygote, folder: Path, seed: int, *, rounds: int, at_least: int, clients: int, **env: str
 ) -> Outcome:
-    """A load that runs through `rounds` of chaos and to its end. Everything is still up afterwards."""
+    """Run a load through `rounds` of chaos and to its end; every process is up afterwards."""
     rng = random.Random(seed)
     stack = Stack(zygote, folder, **SHORT_TIMES, **env)
     await asyncio.to_thread(stack.serve)

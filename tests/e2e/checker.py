@@ -1,8 +1,8 @@
-"""Reads a PostgreSQL ledger, and says what does not fit.
+"""Checks a PostgreSQL ledger and reports violations.
 
-It shares no code with the engine and imports nothing of it: it has tables, JSON and arithmetic. `always` holds at any
-instant between two commits, also while everything is down in the middle of work; `checker_at_rest` has what holds once
-every job has ended.
+Shares no code with the engine and imports nothing of it: it has tables, JSON and arithmetic. `always` holds at any
+instant between two commits, even with every process killed in the middle of work; `checker_at_rest` has the checks
+once every job has ended.
 """
 
 import hashlib
@@ -33,11 +33,11 @@ ENDED = {"SUCCEEDED", "FAILED_FINAL", "CANCELLED"}
 AT_WORK = {"DISPATCHING", "INITIATED", "PROCESSING", "FAILED_RETRY", "WAITING", "AWAITING_APPROVAL"}
 ENDS = {f"JOB_{status}" for status in ENDED}
 CLOCKS_AGREE_MS = 250
-"""How far apart two processes may be in what they take for the database's time."""
+"""Largest difference between two processes' estimates of the database's time."""
 SERVED = {"task", "external_call", "notify"}
-"""Kinds of steps that are handed over to somebody, who reports what became of them."""
+"""Kinds of steps that are handed over, and whose outcome is reported back."""
 BEGINS = {"STEP_STARTED", "APPROVAL_REQUESTED", "STEP_WAITING"}
-"""The events with which maps, branches, approvals and waits begin. A decision is made as soon as it begins."""
+"""Events that start maps, branches, approvals and waits. A decision is made as soon as it starts."""
 CALLBACKS = {"CALLBACK_ACK", "CALLBACK_HEARTBEAT", "CALLBACK_RESULT"}
 
 
@@ -46,7 +46,7 @@ class Step:
     status: str
     body: Json
     attempts: dict[int, tuple[str, Json]] = field(default_factory=dict)
-    """Those that have ended: the row as text, and the attempt in it."""
+    """Ended attempts by number: the row as text, and the attempt in it."""
 
     @property
     def current(self) -> Json:
@@ -64,7 +64,7 @@ class Job:
     key: str
     command: Json
     heads: list[tuple[str, Json]] = field(default_factory=list)
-    """The table, live or done, and the row."""
+    """Pairs of table name (live or done) and row."""
     steps: dict[str, Step] = field(default_factory=dict)
     event_rows: list[tuple[int, list[Json]]] = field(default_factory=list)
     outbox: Rows = field(default_factory=list)
@@ -100,11 +100,11 @@ class Ledger:
     jobs: dict[str, Job]
     counters: dict[str, int]
     strays: list[str]
-    """Rows of jobs that are not there."""
+    """Rows of jobs that do not exist."""
 
 
 def read(query: Query, schema: str) -> dict[str, Rows]:
-    """Every table as it is. Mutable, so that a test can spoil it."""
+    """Return every table as it is; mutable, so that tests can corrupt it."""
     return {name: query(statement.format(schema)) for name, statement in TABLES.items()}
 
 
@@ -149,7 +149,7 @@ def assemble(tables: dict[str, Rows]) -> Ledger:
 
 
 def always(ledger: Ledger) -> list[str]:
-    """What is wrong with a ledger that nobody writes to at this moment."""
+    """Return the violations in a ledger that nothing writes to at this moment."""
     found = list(ledger.strays)
     found += _one_key_one_job(ledger)
     for job in ledger.jobs.values():
@@ -193,7 +193,7 @@ def _head(job: Job) -> Iterator[str]:
 
 
 def _chain(job: Job) -> Iterator[str]:
-    """Numbers without a gap, each hash over the one before it, and the head knows the last."""
+    """Check that event numbers have no gap, each hash covers the one before, and the head has the last."""
     before, seq = "", 0
     for first, events in job.event_rows:
         if first != seq + 1:
@@ -204,7 +204,7 @@ def _chain(job: Job) -> Iterator[str]:
             if event["seq"] != seq:
                 yield f"event {event['seq']} stands where {seq} belongs"
                 return
-            if event["hash"] != _hash(before, job.job_id, event):
+            if event["hash"] != hash_event(before, job.job_id, event):
                 yield f"event {seq} was edited, or what came before it was"
                 return
             before = event["hash"]
@@ -212,7 +212,7 @@ def _chain(job: Job) -> Iterator[str]:
         yield f"its head knows {job.head['event_seq']} events, {seq} are there"
 
 
-def _hash(before: str, job_id: str, event: Json) -> str:
+def hash_event(before: str, job_id: str, event: Json) -> str:
     named = (event.get(name) for name in ("seq", "type", "at", "step_id", "attempt_no"))
     said: list[Any] = [job_id, *named, event.get("data", {})]
     if event.get("attempts"):
@@ -225,7 +225,7 @@ def _canonical(value: Any) -> bytes:
 
 
 def _seals(job: Job) -> Iterator[str]:
-    """Each attempt that has ended is as the event says that it ended with; the last word counts."""
+    """Check that each ended attempt matches the hash in the last event that recorded its end."""
     sealed: dict[str, str] = {}
     for event in job.events:
         sealed |= event.get("attempts", {})
@@ -240,7 +240,7 @@ def _seals(job: Job) -> Iterator[str]:
 
 
 def _inner_sorted(text: str) -> bytes:
-    """Records keep the order of their fields; only what services said is sorted."""
+    """Return the row with the services' `extra` sorted; records keep the order of their fields."""
     row = json.loads(text)
     if row["attempt"].get("extra"):
         row["attempt"]["extra"] = json.loads(_canonical(row["attempt"]["extra"]))
@@ -248,7 +248,7 @@ def _inner_sorted(text: str) -> bytes:
 
 
 def _story(job: Job) -> Iterator[str]:
-    """Accepted once, one end for every run, nothing is applied after it, and nothing ever had to be repaired."""
+    """Check that a job was accepted once, ended once per run, applied no later callback, and was never repaired."""
     types = [event["type"] for event in job.events]
     if "DRIFT_REPAIRED" in types:
         yield "something of it was missing, and was made anew"
@@ -272,7 +272,7 @@ def _story(job: Job) -> Iterator[str]:
 def _steps(job: Job) -> Iterator[str]:
     active = set(job.head.get("active", ()))
     at_work = {name for name, step in job.steps.items() if step.status in AT_WORK}
-    active |= {scope["container"] for scope in job.head.get("scopes", ())}  # at work by what is in them
+    active |= {scope["container"] for scope in job.head.get("scopes", ())}  # containers are active by what is in them
     if job.live and active != at_work:
         yield f"its head names {sorted(active)} as at work, its steps {sorted(at_work)}"
     if not job.live and at_work:
@@ -283,7 +283,7 @@ def _steps(job: Job) -> Iterator[str]:
 
 
 def _attempts(job: Job) -> Iterator[str]:
-    """They count up from 1 by one, each with a lease of its own, and all but the current one have ended."""
+    """Check that attempts count up from 1, each with its own lease, and that the current one was dispatched last."""
     dispatched: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for event in job.events:
         if event["type"] == "STEP_DISPATCHED":
@@ -310,7 +310,7 @@ def _ended_attempts(job: Job) -> Iterator[str]:
 
 
 def _results(job: Job) -> Iterator[str]:
-    """No attempt has two results that counted; a step succeeded if, and only if, one of its current attempt did."""
+    """Check that no attempt has two applied results, and a step succeeded exactly if its current attempt did."""
     applied: dict[str, list[Json]] = defaultdict(list)
     for event in job.events:
         if event["type"] == "CALLBACK_RESULT" and event["data"]["disposition"] == "APPLIED":
@@ -331,7 +331,7 @@ def _results(job: Job) -> Iterator[str]:
 
 
 def _own_steps(job: Job) -> Iterator[str]:
-    """A step that nobody is handed begins once for each of its attempts. Whatever its kind, a step succeeds once."""
+    """Check that steps without a service start once per attempt, and that each success of a step is its only one."""
     events: dict[str, Counter[str]] = defaultdict(Counter)
     for event in job.events:
         if event.get("step_id"):
@@ -349,7 +349,7 @@ def _own_steps(job: Job) -> Iterator[str]:
 
 
 def _outbox(job: Job) -> Iterator[str]:
-    """A row for every attempt that waits to be handed over, and for no other."""
+    """Check that exactly the attempts that wait for their hand-over have a row."""
     rows = {row["step_id"]: row for row in job.outbox}
     if len(rows) != len(job.outbox):
         yield "two rows of the outbox are for the same step"
@@ -365,7 +365,7 @@ def _outbox(job: Job) -> Iterator[str]:
 
 
 def _late(job: Job) -> Iterator[str]:
-    """Every success of a fenced attempt is kept, and none of them is the one that counted."""
+    """Check that every success of a fenced attempt is quarantined, and none of them is the one that counted."""
     told = {
         (event["step_id"], event["attempt_no"], event["data"]["lease_id"])
         for event in job.events
@@ -380,7 +380,7 @@ def _late(job: Job) -> Iterator[str]:
 
 
 def _counters(ledger: Ledger, jobs: list[Job]) -> Iterator[str]:
-    """Counted anew from the rows: live jobs, what waits in the outbox, what was handed over and not picked up."""
+    """Check the counters against the rows: live jobs, rows in the outbox, and unacknowledged hand-overs."""
     truth: Counter[str] = Counter()
     for job in jobs:
         if job.live:
@@ -407,6 +407,6 @@ def _counters(ledger: Ledger, jobs: list[Job]) -> Iterator[str]:
 
 
 def above(ledger: Ledger, most_per_tenant: int) -> list[str]:
-    """The tenants that have more jobs than they may."""
+    """Return the tenants with more live jobs than allowed."""
     live = Counter(job.tenant_id for job in ledger.jobs.values() if job.live)
     return [f"{tenant} has {jobs} jobs at once" for tenant, jobs in live.items() if jobs > most_per_tenant]

@@ -1,4 +1,4 @@
-"""Holds a PostgreSQL ledger against the histories that clients and services wrote, once every job has ended.
+"""Checks a PostgreSQL ledger against the histories of clients and services, once every job has ended.
 
 Like `checker`, it shares no code with the engine and imports nothing of it.
 """
@@ -16,25 +16,28 @@ from tests.e2e.checker import Job, Json, Ledger, Step
 
 @dataclass
 class Histories:
-    """What others wrote down while it happened."""
+    """Records of clients, services, kills and the outside server."""
 
     orders: list[Json]
-    """Of clients: `number`, `tenant_id`, `key` or null, `input_ref`, `answers`: every jobId that the client was told,
-    `cancel`: whether it asked the job to stop, and `status`: how it saw the job end."""
+    """Orders of clients: `number`, `tenant_id`, `key` or null, `input_ref`, `answers`, `cancel` and `status`.
+
+    `answers` has every jobId returned to the client, `cancel` is whether the client cancelled the job, and `status` is
+    the final status that it saw.
+    """
     began: list[Json]
-    """Of services: `jobId`, `stepId`, `attempt_no`, `lease_id`, `pid`, `at`, `token`: of this very execution."""
+    """Executions started by services: `jobId`, `stepId`, `attempt_no`, `lease_id`, `pid`, `at`, own `token`."""
     finished: list[Json]
-    """The same, of those executions that came to a result, with `used`: the tokens of earlier steps it was given."""
+    """Executions that came to a result; with `used`, the tokens of the earlier steps' results in its inputs."""
     killed: dict[int, float]
-    """Processes that were ended or frozen by force, and when."""
+    """Time at which each process was first killed or frozen, by pid."""
     filed: dict[str, tuple[str, str]]
-    """Of whoever was called from outside: by idempotency key the job, and the receipt that it was given."""
+    """Job and receipt of each external call, by idempotency key."""
     told: set[str]
-    """Jobs that somebody outside was told of."""
+    """Ids of the jobs that the outside server was notified of."""
 
 
 def lines(paths: Iterable[Path]) -> list[Json]:
-    """What was cut off by a kill is no line."""
+    """Return the parsed lines; one cut off by a kill is skipped."""
     found: list[Json] = []
     for path in paths:
         if path.exists():
@@ -44,7 +47,7 @@ def lines(paths: Iterable[Path]) -> list[Json]:
 
 
 def at_rest(ledger: Ledger, said: Histories) -> list[str]:
-    """What is wrong, given that every client has seen its jobs end and nothing runs any more."""
+    """Return the violations, given that every client has seen its jobs end and nothing runs any more."""
     found = [f"{name} is {value} although all have ended" for name, value in ledger.counters.items() if value]
     found += [f"{job.job_id}: it is {job.status}, and nobody works on it" for job in ledger.jobs.values() if job.live]
     found += [f"{job.job_id}: waits in the outbox for ever" for job in ledger.jobs.values() if job.outbox]
@@ -63,7 +66,7 @@ def at_rest(ledger: Ledger, said: Histories) -> list[str]:
 
 
 def _orders(ledger: Ledger, orders: list[Json]) -> Iterator[str]:
-    """Every command is one job, the one that its client was told of, and it ended as the client saw it end."""
+    """Check that each command is one job, the one its client knows, and ended as the client saw it."""
     told: Counter[str] = Counter()
     for order in orders:
         ids = set(order["answers"])
@@ -92,7 +95,7 @@ def _orders(ledger: Ledger, orders: list[Json]) -> Iterator[str]:
 
 
 def _executions(said: Histories) -> Iterator[str]:
-    """An attempt is begun once. Again only by others, and only if whoever had begun it was stopped by force before."""
+    """Check that an attempt starts again only in another process, after a forced stop of the first."""
     by_attempt: dict[tuple[Any, ...], list[Json]] = defaultdict(list)
     for entry in said.began:
         by_attempt[_attempt(entry)].append(entry)
@@ -108,7 +111,7 @@ def _executions(said: Histories) -> Iterator[str]:
 
 
 def _made_by(job: Job, executed: dict[tuple[Any, ...], Json], tokens: dict[str, Json]) -> Iterator[str]:
-    """Each result is what a service made in the very attempt that won, out of what the winners before it made."""
+    """Check that the winning attempt made each result, from the results of winners before it."""
     for name, step in job.steps.items():
         if step.status != "SUCCEEDED" or step.kind != "task":
             continue
@@ -129,21 +132,21 @@ def _made_by(job: Job, executed: dict[tuple[Any, ...], Json], tokens: dict[str, 
 
 
 def _signed(step: Step) -> Any:
-    """What services signed: the one that made it, or those that made each item of a map. None of what nobody signs."""
+    """Return the token of a result, or those of a map's items; None if no service made it."""
     result = step.body.get("result") or {}
     return [item["result"]["token"] for item in result["items"]] if step.kind == "map" else result.get("token")
 
 
 def _maps_before(job: Job, step: Step) -> list[str]:
     if "." in step.body["step_id"]:
-        return []  # an item of one
+        return []  # an item of a map
     return [
         name for name, other in job.steps.items() if other.kind == "map" and other.body["index"] < step.body["index"]
     ]
 
 
 def _maps(job: Job) -> Iterator[str]:
-    """One step `page.N` for each of the payload's `pages`, and the map's result is theirs, in that order."""
+    """Check that a map ran one step `page.N` per page and has their results in that order."""
     for name, step in job.steps.items():
         if step.kind == "map" and step.status == "SUCCEEDED":
             wanted = [f"page.{number}" for number in range(len(job.command["payload"]["pages"]))]
@@ -175,7 +178,7 @@ def _notices(job: Job, told: set[str]) -> Iterator[str]:
 
 
 def _ways(job: Job) -> Iterator[str]:
-    """Somebody had to agree if, and only if, there were two pages or more. Both branches were gone before."""
+    """Check that approval was required exactly with two or more pages, after both branches."""
     if "thick" not in job.steps or job.status != "SUCCEEDED":
         return
     asked = "agree" in job.steps and job.steps["agree"].status == "SUCCEEDED"

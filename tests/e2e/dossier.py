@@ -1,4 +1,4 @@
-"""A pipeline for the storm with every kind of step, and the office outside that it calls and tells."""
+"""Protocol with every kind of step, for tests under faults, and the outside server that it calls and notifies."""
 
 import random
 import secrets
@@ -8,7 +8,7 @@ import yaml
 from aiohttp import web
 
 REQUEST_TYPE = "DOSSIER"
-MOST_PAGES = 5
+MAX_PAGES = 5
 CALL, TELL = "file", "tell"
 REFUSES = 0.03
 
@@ -48,7 +48,7 @@ def write_protocol(folder: Path, office_url: str) -> None:
                 "decision": {"choices": [{"when": "size(input.pages) > 1", "then": "agree"}], "otherwise": CALL},
             },
             {"step_id": "agree", "kind": "human_approval", "human_approval": {"approvers": ["dev"]}},
-            # A short timeout: whoever is killed while it calls keeps the step for that long and some seconds more.
+            # A short timeout: after a kill during the call, the step waits that long and some seconds more.
             {"step_id": CALL, "kind": "external_call", "external_call": call, "timeout_ms": 1_000},
             {"step_id": "signed", "kind": "wait", "wait": {"signal": "signed"}},
             {"step_id": "rest", "kind": "wait", "wait": {"duration_ms": 50}},
@@ -65,15 +65,15 @@ def write_config(path: Path, port: int) -> None:
 
 
 class Office:
-    """Files a thing once for each key, however often it is asked, as whoever is called more than once should."""
+    """Outside server that files once per idempotency key, however often it is called."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._runner: web.AppRunner | None = None
         self.filed: dict[str, tuple[str, str]] = {}
-        """By idempotency key: the job that it was for, and the receipt."""
+        """Job and receipt by idempotency key."""
         self.told: set[str] = set()
-        """The jobs that it has heard of."""
+        """Ids of the jobs it was notified of."""
         self.calls = 0
 
     async def open(self) -> None:

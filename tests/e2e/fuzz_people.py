@@ -1,4 +1,4 @@
-"""Jobs that wait for people, made as the fuzzer needs them: what one request acts on is of no use to the next."""
+"""Fresh jobs that wait for operators, for the fuzzer: a job that one request acted on is of no use to the next."""
 
 import re
 from typing import Any
@@ -35,7 +35,7 @@ class People:
             self._call(f"/v1/protocols/{name}/versions/1:publish", {})
 
     def make_real(self, case: Case[Any], pick: int) -> None:
-        """Put in a job or an item that the operation can act on and, mostly, a body that lets it."""
+        """Put in a job or item that the operation can act on and, mostly, a valid body."""
         path = str(case.path)
         if "{review_id}" in path:
             case.path_parameters["review_id"] = self._stale() if path.endswith(":adopt") else self._failed()
@@ -67,14 +67,14 @@ class People:
         return str(job["jobId"])
 
     def _failed(self) -> str:
-        """The review item of a job that booked and could not pay."""
+        """Return the review item of a job that booked and then failed to pay."""
         job_id = self._submit("BOOKED")
         self._report(self._pull(job_id), status="SUCCEEDED")
         self._report(self._pull(job_id), status="FAILED", failure_class="NON_RETRYABLE")
         return f"{job_id}~run1"
 
     def _stale(self) -> str:
-        """The review item of a success that came when another attempt was current."""
+        """Return the review item of a success that came after a newer attempt had started."""
         job_id = self._submit("BOOKED")
         late = self._pull(job_id)
         self._report(late, status="FAILED", failure_class="TRANSIENT")

@@ -1,6 +1,6 @@
-"""Every case of the conformance kit against a service of the SDK, over a Redis of its own: too long for each commit.
+"""Every case of the conformance kit against an SDK service over its own Redis: too long for each commit.
 
-python -m tests.e2e.kit_soak
+Run with `python -m tests.e2e.kit_soak`.
 """
 
 import asyncio
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from lucius.conformance.model import Outcome, Pace
 from lucius.conformance.run import choose, run
+from tests.integration.conformance_kit.support import options
 from tests.support.redis import RedisServer
-from tests.unit.conformance_kit.support import options
 
 SDK = [sys.executable, "-m", "lucius.cli", "service", "ocr"]
 

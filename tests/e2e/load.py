@@ -1,11 +1,10 @@
-"""Clients that never give up: each submits a command, again after every broken connection, and awaits its job."""
+"""Clients that retry without end: each submits a command, again after a broken connection, and awaits its job."""
 
 import asyncio
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
@@ -21,8 +20,9 @@ BURST = 4
 class Order:
     """One command, and every answer that its client got."""
 
-    def __init__(self, command: Json) -> None:
+    def __init__(self, command: Json, blobs: Path) -> None:
         self.command = command
+        self._blobs = blobs
         self.job_ids: list[str] = []
         self.resubmitted = 0
         self.ended: Json | None = None
@@ -33,11 +33,11 @@ class Order:
 
     @property
     def output(self) -> Path:
-        return Path(unquote(urlsplit(self.command["output_ref"]).path))
+        return self._blobs / str(self.command["output_ref"]).removeprefix("blob://")
 
 
 class Load:
-    """A closed loop of clients. `accepted` and `finished` only grow; `moved` is set when they do."""
+    """Closed loop of clients. `accepted` and `finished` only grow; `moved` is set when they do."""
 
     def __init__(self, stack: Stack, rng: random.Random, clients: int) -> None:
         self._stack = stack
@@ -50,11 +50,11 @@ class Load:
         self.broken_connections = 0
         self.enough = asyncio.Event()
         self.more = asyncio.Event()
-        """Set it for a burst of submissions beside the loop's."""
+        """Set to request a burst of submissions in addition to the loop's."""
         self.moved = asyncio.Event()
 
     async def run(self, at_least: int) -> None:
-        """Until `enough` is set and at least so many jobs have been submitted."""
+        """Run until `enough` is set and at least this many jobs have been submitted."""
         headers = {"Authorization": f"Bearer {KEY}"}
         async with aiohttp.ClientSession(headers=headers) as session, asyncio.TaskGroup() as group:
             for _ in range(self._clients):
@@ -70,11 +70,11 @@ class Load:
             await self._one_job(session)
 
     async def _one_job(self, session: aiohttp.ClientSession) -> None:
-        order = Order(self._command(next(self._numbers)))
+        order = Order(self._command(next(self._numbers)), self._stack.folder)
         self.orders.append(order)
         await self._submit(session, order)
         if self._rng.random() < 0.15:
-            await self._submit(session, order)  # not sure that it was heard
+            await self._submit(session, order)  # as if the answer had been lost
         await self._await_end(session, order)
 
     def finish(self) -> None:
@@ -123,7 +123,7 @@ class Load:
                 await asyncio.sleep(0.05)  # the server is away
 
     async def _try(self, session: aiohttp.ClientSession, method: str, path: str, body: Any) -> tuple[int, Json] | None:
-        """None if nobody knows what became of it."""
+        """Return status and body, or None if the outcome is unknown."""
         try:
             async with session.request(
                 method, self._stack.api.base_url + path, json=body, timeout=aiohttp.ClientTimeout(total=20)

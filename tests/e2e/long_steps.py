@@ -1,4 +1,4 @@
-"""A service whose steps take long, each in another way: `python -m tests.e2e.long_steps NAME`."""
+"""Service with long steps that block in different ways: `python -m tests.e2e.long_steps NAME`."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ NAMES = ("steady", "careless")
 
 
 def take_time(ctx: StepContext) -> StepResult:
-    """Blocks all the while, and says how far it is."""
+    """Block for as long as the payload says, reporting progress."""
     seconds = int(ctx.payload["seconds"])
     for second in range(seconds):
         ctx.progress(second / seconds)
@@ -18,17 +18,17 @@ def take_time(ctx: StepContext) -> StepResult:
 
 
 def compute(ctx: StepContext) -> StepResult:
-    """The same with the interpreter at work, as a parser in pure Python has it."""
+    """Compute for as long as the payload says, as a parser in pure Python would."""
     seconds, began, turns = int(ctx.payload["seconds"]), time.monotonic(), 0
     while (passed := time.monotonic() - began) < seconds:
         turns += sum(range(20_000)) % 7
         ctx.progress(passed / seconds)
-        time.sleep(0.02)  # not all of a machine that others use, too
+        time.sleep(0.02)  # leaves some of a shared machine to others
     return StepResult({"blocked": seconds, "attempt_no": ctx.attempt_no, "turns": turns})
 
 
 async def block_the_loop(ctx: StepContext) -> StepResult:
-    """The mistake that the runtime makes up for."""
+    """Block the event loop: a mistake that the runtime compensates for."""
     return take_time(ctx)
 
 

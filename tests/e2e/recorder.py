@@ -1,4 +1,4 @@
-"""A service of the SDK that writes down every execution, before and after, and signs each result with a token."""
+"""SDK service that records every execution, at its start and end, and signs each result with a token."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ FAILS = 0.03
 
 
 class Diary:
-    """One write for each line, so that lines of several tasks and a kill in between leave whole ones."""
+    """Log with one write per line, so that concurrent tasks and kills do not mix or split lines."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def recorder(name: str, diary: Diary, slowest: float) -> Service:
 
 
 def _tokens(result: dict[str, Any]) -> str | list[str] | None:
-    """What services signed: the one that made it, or those that made each item of a map. None of what nobody signs."""
+    """Return the token of a result, or those of a map's items; None if no service made it."""
     if "items" in result:
         return [item["result"]["token"] for item in result["items"]]
     token: str | None = result.get("token")
@@ -58,6 +58,6 @@ def _tokens(result: dict[str, Any]) -> str | list[str] | None:
 
 
 async def serve_recorders(folder: str, slowest: str) -> None:
-    """All services in one process, as the environment says."""
+    """Run all services in one process, configured by the environment."""
     diary = Diary(Path(folder))
     await host([recorder(name, diary, float(slowest)) for name in NAMES], settings_from())

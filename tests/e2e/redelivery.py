@@ -1,7 +1,7 @@
-"""An orchestrator that delivers a directive again and again until it has accepted its RESULT, and is away at times.
+"""Simulated orchestrator that redelivers each directive until it has accepted its RESULT, and has outages.
 
-Half of the directives it delivers no more once it has heard an ACK: then only the service can bring them forward. It
-keeps everything that it was told, and decides nothing but that a failed job gets another attempt.
+After an ACK, half of the directives are no longer delivered: only the service can then complete them. It keeps every
+callback, and decides nothing but that a failed job gets another attempt.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ import msgspec
 from aiohttp import web
 
 from lucius.contract import Directive
-from lucius.worker.idempotency import Key, key_of
-from tests.unit.worker.support import directive
+from lucius.worker.idempotency import AttemptKey, attempt_key
+from tests.integration.worker.support import directive
 
 AGAIN_SECONDS = 0.15
 LOST_ANSWERS = 0.05
@@ -32,22 +32,22 @@ class Tried:
         self.delivered_at = float("-inf")
         self.deliveries = 0
         self.trusting = trusting
-        """After an ACK, wait for the service."""
+        """Whether to stop redelivering after an ACK."""
         self.results: list[Json] = []
-        """Every RESULT that came; the first is the one that was accepted."""
+        """Every RESULT received; the first is the accepted one."""
 
 
 class Orchestrator:
     def __init__(self, service: str, chance: random.Random, jobs_at_once: int) -> None:
         self.service = service
         self.away = False
-        self.attempts: dict[Key, Tried] = {}
+        self.attempts: dict[AttemptKey, Tried] = {}
         self.succeeded: set[str] = set()
         self.lost_answers = 0
         self._chance = chance
         self._jobs_at_once = jobs_at_once
         self._jobs = 0
-        self._open: dict[Key, Tried] = {}
+        self._open: dict[AttemptKey, Tried] = {}
         self._url = ""
         self._runner = web.AppRunner(self._app(), shutdown_timeout=0)
 
@@ -74,7 +74,7 @@ class Orchestrator:
             self._attempt(self._jobs, 1)
 
     def _attempt(self, job: int, attempt_no: int) -> None:
-        # Mostly short, often nothing at all, now and then long enough for a kill to come in between.
+        # Mostly none, sometimes up to 0.1 s, so that a kill can come in between.
         seconds = self._chance.choice([0.0, 0.0, 0.1 * self._chance.random() ** 2])
         given = directive(
             self._url,
@@ -89,7 +89,7 @@ class Orchestrator:
             lease_seconds=60.0,
         )
         tried = Tried(given, trusting=self._chance.random() < 0.5)
-        self.attempts[key_of(given)] = self._open[key_of(given)] = tried
+        self.attempts[attempt_key(given)] = self._open[attempt_key(given)] = tried
 
     def _app(self) -> web.Application:
         app = web.Application()
@@ -107,7 +107,7 @@ class Orchestrator:
         return web.json_response({"directives": [msgspec.to_builtins(one) for one in found]})
 
     def _due(self, most: int) -> list[Directive]:
-        """What is delivered to a process that is dead, or gets lost on the way, is due again soon."""
+        """Return due directives; one lost on the way or sent to a dead process is soon due again."""
         now = time.monotonic()
         due = [tried for tried in self._open.values() if tried.delivered_at + AGAIN_SECONDS <= now][:most]
         for tried in due:
@@ -125,7 +125,7 @@ class Orchestrator:
         return web.json_response({"results": answers})
 
     def _hear(self, said: Json) -> Json:
-        key = Key(said["jobId"], said["stepId"], said["attempt_no"], said["lease_id"])
+        key = AttemptKey(said["jobId"], said["stepId"], said["attempt_no"], said["lease_id"])
         tried = self.attempts[key]
         if said["type"] != "result":
             if tried.trusting:

@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="every process is killed twice in each")
     parser.add_argument("--bus", choices=("redis", "local"), default=None, help="only this one")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes end with us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # sys.exit runs the cleanup that ends the processes
     seed = random.randrange(1_000_000) if arguments.seed is None else arguments.seed
     stop = time.monotonic() + arguments.minutes * 60
     passes = 0

@@ -1,4 +1,4 @@
-"""Many replicas on one PostgreSQL, with services and clients, and weather: whatever can be killed or restarted, is."""
+"""Replicas on one PostgreSQL, with services and clients, and faults that kill and restart all of them."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ LEDGER_AWAY = "can't be reached"
 
 
 class Cluster:
-    """Processes by name, each of which can be killed and started again as it was."""
+    """Processes by name; each can be killed and started again with the same settings."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Cluster:
         self.running: dict[str, Process] = {}
         self.mended = 0
         self.stopped_by_force: dict[int, float] = {}
-        """By process, the first time that it was killed or frozen."""
+        """Time at which each process was first killed or frozen, by pid."""
         self.names = [*self.ports, *(f"reconciler-{n}" for n in range(reconcilers))]
         self.workers = [f"worker-{n}" for n in range(workers)]
 
@@ -125,7 +125,7 @@ class Cluster:
             self.kill(name)
 
     def mend(self) -> None:
-        """As a supervisor would: whoever could not open the ledger is started again."""
+        """Restart processes that ended because they could not open the ledger, as a supervisor would."""
         for name in (*self.names, *self.workers):
             with self._turn:
                 process = self.running.get(name)
@@ -135,17 +135,17 @@ class Cluster:
                     self.mended += 1
 
     def stop_all(self) -> None:
-        """As an operator would: first the services, so that what they have done is still heard."""
+        """Stop services before replicas, as an operator would, so that their last callbacks are taken."""
         for name in (*self.workers, *self.names):
             with self._turn:
                 process = self.running.pop(name)
                 process.send(signal.SIGTERM)
                 code = process.wait(30)
-                # One that was started a moment ago may not have come to listen to signals yet.
+                # A process that has just started may not handle signals yet.
                 assert code in (0, -signal.SIGTERM), f"{name} ended with {code}: {self.log(name)}"
 
     def errors(self) -> list[str]:
-        """What replicas took for a fault of their own; an outage is none."""
+        """Return error lines and tracebacks in the replicas' logs; an outage must not cause any."""
         logs = {name: self.folder / "logs" / name for name in self.names}
         said = [(name, line) for name, path in logs.items() for line in path.read_text(errors="replace").splitlines()]
         return [f"{name}: {line}" for name, line in said if '"level": "error"' in line or "Traceback" in line]
@@ -176,7 +176,7 @@ class Order:
         dossiers = number // DOSSIER_EVERY
         self.cancel = dossiers % 7 == 3 if self.is_dossier else chance.random() < CANCELS
         self.cancel_in = (None, "APPROVAL", "SIGNAL")[dossiers // 7 % 3] if self.is_dossier else None
-        """What it waits for when it is cancelled; at once if that is nothing."""
+        """`blocked_on` reason at which the job is cancelled; None cancels at once."""
         self.command: Json = {
             "tenant_id": chance.choice(TENANTS),
             "request_type": request_type,
@@ -186,7 +186,7 @@ class Order:
             "schema_version": "v1",
         }
         if self.is_dossier:
-            pages = dossiers % (dossier.MOST_PAGES + 1)  # of every thickness, however few there are
+            pages = dossiers % (dossier.MAX_PAGES + 1)  # every page count occurs, even with few orders
             self.command["payload"] = {"pages": list(range(pages))}
         elif not self.command["request_type"].endswith("SIS"):
             self.command["payload"] = {}
@@ -211,7 +211,7 @@ class Order:
 
 
 class Clients:
-    """A closed loop of clients, each of which asks any replica, and another one if that does not answer."""
+    """Closed loop of clients; each asks a random replica, and another one if that does not answer."""
 
     def __init__(self, urls: list[str], chance: random.Random) -> None:
         self._urls = urls
@@ -220,12 +220,12 @@ class Clients:
         self.orders: list[Order] = []
         self.asked_again = 0
         self.steps_forward = 0
-        """Commands accepted and jobs ended: it only grows."""
+        """Number of commands accepted and jobs ended; only grows."""
         self.moved = asyncio.Event()
         self.enough = asyncio.Event()
 
     async def run(self, clients: int, orders: int = 1_000_000) -> None:
-        """Until `enough` is set or there were so many orders, and then until every job has ended."""
+        """Run until `enough` is set or this many orders are made, and then until every job has ended."""
         self._numbers = iter(range(1, orders + 1))
         headers = {"Authorization": f"Bearer {KEY}"}
         async with aiohttp.ClientSession(headers=headers) as session, asyncio.TaskGroup() as group:
@@ -240,7 +240,7 @@ class Clients:
             self.orders.append(order)
             await self._submit(session, order)
             if self._chance.random() < 0.1:
-                await self._submit(session, order)  # not sure that it was heard
+                await self._submit(session, order)  # as if the answer had been lost
             path = f"/v1/jobs/{order.answers[0]}"
             if order.cancel and order.cancel_in is None:
                 await self._cancel(session, path)
@@ -269,7 +269,7 @@ class Clients:
         self._moved()
 
     async def _help(self, session: aiohttp.ClientSession, path: str, waits_for: str | None) -> None:
-        """Do what only people do. Somebody may have heard of it although the answer was lost: then it is a conflict."""
+        """Approve or signal if the job waits for it; a conflict means that an earlier, unanswered act was applied."""
         if waits_for == "APPROVAL":
             await self._insist(session, "POST", f"{path}/steps/agree:approve", (200, *TOO_LATE), {"comment": "fine"})
         elif waits_for == "SIGNAL":
@@ -283,7 +283,7 @@ class Clients:
         self.moved.set()
 
     async def progress(self, steps: int) -> None:
-        """Until that much more has happened."""
+        """Wait until this many more commands were accepted or jobs ended."""
         wanted = self.steps_forward + steps
         while self.steps_forward < wanted:
             self.moved.clear()
@@ -299,10 +299,10 @@ class Clients:
                     assert answer[0] in wanted or answer[1].get("code") in wanted, f"{method} {path} answered {answer}"
                     return answer[1]
                 self.asked_again += 1
-                await asyncio.sleep(0.05)  # nobody there
+                await asyncio.sleep(0.05)  # no replica answered
 
     async def _try(self, session: aiohttp.ClientSession, method: str, url: str, body: Any) -> tuple[int, Json] | None:
-        """None if nobody knows what became of it."""
+        """Return status and body, or None if the outcome is unknown."""
         try:
             async with session.request(method, url, json=body, timeout=aiohttp.ClientTimeout(total=10)) as response:
                 if response.status in NOT_NOW:
@@ -313,9 +313,9 @@ class Clients:
 
 
 class Weather:
-    """Kills, freezes and restarts at random. It counts, so that a test can show that it was bad.
+    """Random kills, freezes and restarts, with counts that show that they happened.
 
-    Each kill waits until the clients have got on since the last one: on a slow machine, too, every one hits work.
+    Each kill waits for progress of the clients since the last one, so that all hit work on slow machines too.
     """
 
     def __init__(
@@ -337,8 +337,10 @@ class Weather:
         self.wiped = 0
 
     async def storm(self, rounds: int, *, wipe: bool = False) -> None:
-        """In each round every process is hit once, in random order, and one of them is frozen. PostgreSQL is restarted
-        every few seconds meanwhile, and Redis emptied once if it is to be."""
+        """Hit every process once per round, in random order, and freeze one of them.
+
+        Meanwhile PostgreSQL is restarted every few seconds and, with `wipe`, Redis is emptied once.
+        """
         restarter = asyncio.create_task(self._restarter())
         wiped_in = self._chance.randrange(rounds) if wipe and self._redis is not None else -1
         try:
@@ -375,7 +377,7 @@ class Weather:
         await asyncio.to_thread(self._cluster.start, name)
 
     async def _freeze(self, name: str) -> None:
-        """For longer than the deadlines of what it has in hand: others take over, and then it speaks again."""
+        """Freeze for longer than the deadlines of its work: others take over, and then it continues."""
         self._cluster.freeze(name)
         await asyncio.sleep(max(ACK_TIMEOUT, LEASE) * self._chance.uniform(1.1, 1.4))
         self._cluster.thaw(name)
@@ -397,7 +399,7 @@ class Weather:
 
 
 async def _to_the_end(act: Coroutine[Any, Any, None]) -> None:
-    """What was begun is done, also when it is over: the server is there again afterwards."""
+    """Finish `act` even if cancelled, since it must leave its server running."""
     task = asyncio.create_task(act)
     try:
         await asyncio.shield(task)
@@ -408,7 +410,7 @@ async def _to_the_end(act: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def running(cluster: Cluster) -> AsyncIterator[None]:
-    """Everything is started, and one address leads to all APIs."""
+    """Start everything, with one address before all APIs, and kill it in the end."""
     async with Balancer(cluster.balancer_port, list(cluster.ports.values())):
         try:
             await cluster.office.open()

@@ -1,4 +1,4 @@
-"""Real processes for end-to-end tests: started, killed, frozen and, whatever happens, ended with the test."""
+"""Real processes for end-to-end tests: started, killed, frozen, and always ended with the test."""
 
 import contextlib
 import json
@@ -17,14 +17,14 @@ from typing import Any
 from tests.support.ports import free_port
 
 REPO = Path(__file__).parents[2]
-KEY = "e2e-key"
+KEY = "e2e-key-of-enough-characters"
 READY_SECONDS = 60.0
 
 Json = dict[str, Any]
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
-    """What the condition answered, once that is true."""
+    """Return the first true answer of the condition; raise AssertionError if there is none in time."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > deadline:
@@ -34,7 +34,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any
 
 
 class Zygote:
-    """The owner's side of `tests.e2e.zygote`."""
+    """Client of the process `tests.e2e.zygote`."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -60,7 +60,7 @@ class Zygote:
         return json.loads(answer)
 
     def close(self) -> None:
-        """Nothing that was started here outlives this."""
+        """Kill the zygote and everything it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -80,13 +80,13 @@ class Process:
             os.kill(self.pid, number)
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code, or None if it still runs after that time."""
+        """Return the exit code, or None if the process still runs after that time."""
         if self.exit_code is None:
             self.exit_code = self._zygote.ask({"wait": self.pid, "seconds": seconds})
         return self.exit_code
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the process with SIGKILL and wait for its end."""
         self.send(signal.SIGKILL)
         assert self.wait(10) is not None
 
@@ -98,7 +98,7 @@ class Process:
 
 
 class Api:
-    """The HTTP API, seen by someone who has only the standard library."""
+    """Client of the HTTP API that uses only the standard library."""
 
     def __init__(self, base_url: str, key: str = KEY) -> None:
         self.base_url = base_url
@@ -160,7 +160,7 @@ class Api:
 
 
 class Stack:
-    """A server, always on the same port and data folder, and services; any of them can be killed and started anew."""
+    """Server on a fixed port and data folder, and services; each can be killed and started again."""
 
     def __init__(self, zygote: Zygote, folder: Path, **env: str) -> None:
         self._zygote = zygote
@@ -175,6 +175,7 @@ class Stack:
             "LUCIUS_DEV_API_KEY": KEY,
             "LUCIUS_ORCHESTRATOR_URL": self.api.base_url,
             "LUCIUS_LOG_LEVEL": "warning",
+            "LUCIUS_BLOB_ROOT": str(folder),  # blob://in/1.txt is in/1.txt in there
             **env,
         }
         self.processes: dict[str, Process] = {}
@@ -225,7 +226,7 @@ class Stack:
         return self._zygote.spawn(role, args, self.env, self.logs / f"{name}.log")
 
     def command(self, number: int = 1, request_type: str = "OCR", **fields: Any) -> Json:
-        """A command over a small file of its own."""
+        """Return a command with its own small document."""
         source = self.folder / "in" / f"{number}.txt"
         source.parent.mkdir(exist_ok=True)
         source.write_text(f"Document {number}. The supplier shall deliver {number} crates. The customer pays in May.")
@@ -233,8 +234,8 @@ class Stack:
         return {
             "tenant_id": "acme",
             "request_type": request_type,
-            "input_ref": source.as_uri(),
-            "output_ref": (self.folder / "out" / f"{number}.out").as_uri(),
+            "input_ref": f"blob://in/{number}.txt",
+            "output_ref": f"blob://out/{number}.out",
             "payload": payload,
             "schema_version": "v1",
             **fields,

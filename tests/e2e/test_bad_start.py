@@ -1,4 +1,4 @@
-"""uvicorn with our factory, on a ledger it cannot use: one line that says why, an exit code, and no traceback."""
+"""uvicorn with the app factory, on an unusable ledger, ends with one line of explanation and no traceback."""
 
 import os
 import sqlite3
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lucius.adapters.ledger_sqlite import SqliteLedger
+from lucius.adapters.ledger.sqlite.store import open_sqlite
+from tests.support.development_ledger import create_development_file
 from tests.support.ports import free_port
 
 
@@ -19,7 +20,7 @@ def damage(path: Path) -> None:
 
 
 def make_newer(path: Path) -> None:
-    SqliteLedger.open(path)._store.close()
+    open_sqlite(path).file.close()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 999")
 
@@ -34,9 +35,14 @@ UVICORN = ["-m", "uvicorn", "--factory", "lucius.api.app:create_app", "--lifespa
 
 @pytest.mark.parametrize(
     ("spoil", "reason"),
-    [(damage, "not a SQLite file"), (make_newer, "schema version 999"), (make_foreign, "not a Lucius ledger")],
+    [
+        (damage, "not a SQLite file"),
+        (make_newer, "schema version 999"),
+        (make_foreign, "not a Lucius ledger"),
+        (create_development_file, "unreleased development version"),
+    ],
 )
-def test_an_unusable_ledger_stops_the_start_with_its_reason(
+def test_unusable_ledger_prevents_the_start_with_its_reason(
     tmp_path: Path, spoil: Callable[[Path], None], reason: str
 ) -> None:
     path = tmp_path / "ledger.db"

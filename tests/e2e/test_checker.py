@@ -1,4 +1,4 @@
-"""The checker finds what it is there to find: a good ledger, spoilt in one way after the other."""
+"""The checker finds every violation in a good ledger that is corrupted in one way after the other."""
 
 import asyncio
 import copy
@@ -25,7 +25,7 @@ Tables = dict[str, list[Json]]
 
 @dataclass
 class Good:
-    """`amid` was read with everything killed while jobs waited and ran, `end` when all had ended."""
+    """Good ledger: `amid` read with all processes killed during work, `end` after all jobs had ended."""
 
     amid: Tables
     end: Tables
@@ -51,8 +51,10 @@ async def a_run(zygote: Zygote, postgres: PostgresServer, folder: Path) -> Good:
 
 
 def _stop_amid(cluster: Cluster, postgres: PostgresServer) -> Tables:
-    """First the services, so that something waits in the outbox when the rest is killed. Not what a pull of one of them
-    may still be given: that was there a moment ago."""
+    """Kill the services, wait for an outbox row, kill the rest and return the tables.
+
+    The row must be a second old: a pull that is still under way could take a newer one.
+    """
     for name in cluster.workers:
         cluster.kill(name)
     since: dict[str, float] = {}
@@ -80,7 +82,7 @@ def good(made: Good) -> Good:
     return copy.deepcopy(made)
 
 
-def test_a_good_ledger_has_nothing_wrong_with_it(good: Good) -> None:
+def test_good_ledger_has_no_findings(good: Good) -> None:
     assert good.found_amid() == []
     assert good.found_at_the_end() == []
     assert len(good.end["jobs"]) == ORDERS
@@ -90,13 +92,13 @@ def test_a_good_ledger_has_nothing_wrong_with_it(good: Good) -> None:
 
 
 @pytest.mark.parametrize("module", [checker, checker_at_rest])
-def test_it_shares_no_code_with_the_engine(module: ModuleType) -> None:
+def test_checker_imports_no_code_of_lucius(module: ModuleType) -> None:
     source = Path(module.__file__ or "").read_text()
     imported = {line.split()[1] for line in source.splitlines() if line.startswith(("import", "from"))}
     assert {name for name in imported if name.partition(".")[0] in ("lucius", "tests")} <= {"tests.e2e.checker"}
 
 
-# Each spoils one thing.
+# Each corrupts one thing.
 
 
 def lose_a_job(good: Good) -> None:
@@ -113,7 +115,7 @@ def have_a_job_live_and_done(good: Good) -> None:
     good.end["live"].append(good.end["done"][0])
 
 
-def bring_a_job_nobody_asked_for(good: Good) -> None:
+def add_a_job_that_was_never_submitted(good: Good) -> None:
     good.said.orders.pop()
 
 
@@ -154,7 +156,7 @@ def leave_an_outbox_row_of_an_old_attempt(good: Good) -> None:
 
 
 def lose_an_event(good: Good) -> None:
-    """Of a job's first commit, so that others follow it."""
+    """Remove the last event of a job's first commit, so that others follow it."""
     row = good.end["events"][0]
     row["body"] = json.dumps(json.loads(row["body"])[:-1])
 
@@ -209,7 +211,7 @@ def edit_an_attempt(good: Good) -> None:
     row["body"] = json.dumps(body, separators=(",", ":"))
 
 
-def keep_a_late_success_that_nobody_told_of(good: Good) -> None:
+def keep_a_late_success_that_no_service_reported(good: Good) -> None:
     row = good.end["attempts"][0]
     place = {name: row[name] for name in ("job", "step_id", "attempt_no")}
     good.end["quarantine"].append({**place, "lease_id": "another", "body": "{}"})
@@ -284,16 +286,16 @@ def lose_a_vote(good: Good) -> None:
     row["body"] = json.dumps(json.loads(row["body"]) | {"votes": []})
 
 
-def call_nobody(good: Good) -> None:
+def lose_an_outgoing_call(good: Good) -> None:
     good.said.filed.clear()
 
 
-def tell_nobody(good: Good) -> None:
+def lose_a_webhook(good: Good) -> None:
     good.said.told.clear()
 
 
 def take_the_wrong_way(good: Good) -> None:
-    """A dossier for which somebody had to agree had fewer pages."""
+    """Reduce the pages of a dossier that needed approval."""
     ended = {row["id"] for row in good.end["done"] if row["status"] == "SUCCEEDED"}
     row = next(row for row in good.end["steps"] if _succeeded(row, "human_approval") and row["job"] in ended)
     job = next(job for job in good.end["jobs"] if job["id"] == row["job"])
@@ -326,7 +328,7 @@ def _applied_result(event: Json) -> bool:
 
 
 def _events_of_a_job(good: Good, spoil: Callable[[list[Json]], None], *, sealed: bool = True) -> None:
-    """Spoils the history of a job that succeeded and, so that nothing but that is wrong, seals it anew."""
+    """Corrupt a finished job's events; if `sealed`, with valid hashes, so that nothing else is wrong."""
     head = next(row for row in good.end["done"] if row["status"] == "SUCCEEDED")
     job_id = next(row["job_id"] for row in good.end["jobs"] if row["id"] == head["id"])
     rows = [row for row in good.end["events"] if row["job"] == head["id"]]
@@ -336,7 +338,7 @@ def _events_of_a_job(good: Good, spoil: Callable[[list[Json]], None], *, sealed:
     for seq, event in enumerate(events, 1):
         event["seq"] = seq
         if sealed:
-            before = event["hash"] = checker._hash(before, job_id, event)
+            before = event["hash"] = checker.hash_event(before, job_id, event)
     body = json.loads(head["body"])
     if sealed:
         head["body"] = json.dumps(body | {"event_seq": len(events), "event_hash": before})
@@ -348,7 +350,7 @@ SPOILT: list[tuple[Callable[[Good], None], str]] = [
     (lose_a_job, "was accepted, and is lost"),
     (lose_a_head, "0 times among the live and the done"),
     (have_a_job_live_and_done, "2 times among the live and the done"),
-    (bring_a_job_nobody_asked_for, "nobody asked for it"),
+    (add_a_job_that_was_never_submitted, "nobody asked for it"),
     (answer_a_client_with_two_jobs, "was answered with"),
     (give_two_orders_one_job, "is the answer to 2 orders"),
     (end_otherwise_than_the_client_saw, "its client saw it end FAILED_FINAL"),
@@ -367,7 +369,7 @@ SPOILT: list[tuple[Callable[[Good], None], str]] = [
     (dispatch_an_attempt_number_again, "attempts were dispatched as [1, 1"),
     (lose_an_attempt, "has ended, and is not there"),
     (edit_an_attempt, "is not as it ended"),
-    (keep_a_late_success_that_nobody_told_of, "kept and not told of"),
+    (keep_a_late_success_that_no_service_reported, "kept and not told of"),
     (leave_a_step_at_work, "are at work"),
     (take_the_result_of_another_step, "its result was made by"),
     (execute_an_attempt_twice_at_once, "was begun by -1 while"),
@@ -376,8 +378,8 @@ SPOILT: list[tuple[Callable[[Good], None], str]] = [
     (begin_a_step_again, "began 1 times, and is in attempt 2"),
     (succeed_again, "succeeded 2 times"),
     (lose_a_vote, "1 votes were heard, 0 are kept"),
-    (call_nobody, "nobody gave it the receipt"),
-    (tell_nobody, "nobody was told"),
+    (lose_an_outgoing_call, "nobody gave it the receipt"),
+    (lose_a_webhook, "nobody was told"),
     (take_the_wrong_way, "it took the wrong way"),
     (leave_out_a_branch, "step breath did not succeed, and the job did"),
     (decide_twice, "step thick began 1 times, and is in attempt 2"),
@@ -388,7 +390,7 @@ SPOILT: list[tuple[Callable[[Good], None], str]] = [
 ]
 
 
-def test_a_tenant_with_more_jobs_than_it_may_have_is_found(good: Good) -> None:
+def test_tenant_above_its_job_limit_is_found(good: Good) -> None:
     ledger = checker.assemble(good.amid)
     live = [job.tenant_id for job in ledger.jobs.values() if job.live]
     most = max(live.count(tenant) for tenant in live)
@@ -397,7 +399,7 @@ def test_a_tenant_with_more_jobs_than_it_may_have_is_found(good: Good) -> None:
 
 
 @pytest.mark.parametrize(("spoil", "expected"), SPOILT, ids=[spoil.__name__ for spoil, _ in SPOILT])
-def test_what_is_spoilt_is_found(good: Good, spoil: Callable[[Good], None], expected: str) -> None:
+def test_each_corruption_of_the_ledger_is_found(good: Good, spoil: Callable[[Good], None], expected: str) -> None:
     spoil(good)
     found = good.found_amid() + good.found_at_the_end()
     assert any(expected in what for what in found), found

@@ -1,4 +1,4 @@
-"""The Python client against a server that is killed with kill -9 under it."""
+"""The Python client against a server that is killed with kill -9."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ def said(stack: Stack) -> dict[str, Any]:
     return {"tenant": "acme", "input": stack.command()["input_ref"], "output": stack.command()["output_ref"]}
 
 
-async def test_every_command_is_one_job_however_often_the_server_dies(stack: Stack) -> None:
+async def test_each_command_is_one_job_although_the_server_is_killed(stack: Stack) -> None:
     accepted: dict[int, str] = {}
     async with AsyncClient(stack.api.base_url, api_key=KEY) as lucius:
 
@@ -54,17 +54,17 @@ async def test_waiting_and_following_survive_kill_9(stack: Stack) -> None:
         job_id = (await lucius.submit("OCR", **said(stack))).jobId
         waiting = asyncio.create_task(lucius.wait(job_id, timeout=60))
         events = lucius.stream(job_id)
-        told = [await anext(events), await anext(events)]
+        received = [await anext(events), await anext(events)]
         (directive,) = await asyncio.to_thread(stack.api.pull, "ocr", 1, 5)
         for _ in range(2):
             await asyncio.to_thread(stack.restart_after_kill)
         status, _ = await asyncio.to_thread(stack.api.call_back, "result", directive, status="SUCCEEDED")
         assert status == 200
         async with asyncio.timeout(60):
-            told += [event async for event in events]
+            received += [event async for event in events]
             assert (await waiting).status == "SUCCEEDED"
-    assert [event.seq for event in told] == [event["seq"] for event in stack.api.events(job_id)]
-    assert told[-1].type == "JOB_SUCCEEDED"
+    assert [event.seq for event in received] == [event["seq"] for event in stack.api.events(job_id)]
+    assert received[-1].type == "JOB_SUCCEEDED"
 
 
 def test_ctrl_c_ends_a_script_that_waits(stack: Stack) -> None:
@@ -72,7 +72,7 @@ def test_ctrl_c_ends_a_script_that_waits(stack: Stack) -> None:
     script = f"""
 import signal
 from lucius.client import Client
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it from the start
 with Client({stack.api.base_url!r}, api_key={KEY!r}) as lucius:
     print("waiting", flush=True)
     lucius.wait({job_id!r})

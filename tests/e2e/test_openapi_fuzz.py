@@ -47,7 +47,7 @@ VERSIONS = {
 
 
 class Target:
-    """A running server with jobs in several states, and directives that wait for their callbacks."""
+    """Running server with jobs in several states, and directives that wait for their callbacks."""
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
@@ -65,7 +65,7 @@ class Target:
         self.people = People(self.api)
 
     def _keep_protocols(self) -> None:
-        """Versions to read, drafts to delete and to publish, and published ones to deprecate."""
+        """Create versions to read, drafts to delete and to publish, and published ones to deprecate."""
         steps = [{"step_id": "fuzz", "step_type": "FUZZ", "service": "fuzz"}]
         document = {"protocol_id": "fuzz", "request_type": "FUZZ", "steps": steps}
         for versions in VERSIONS.values():
@@ -75,7 +75,7 @@ class Target:
             assert self.api.call("POST", f"/v1/protocols/FUZZ/versions/{version}:publish", {})[0] == 200
 
     def make_real_version(self, case: Case[Any], pick: int) -> None:
-        """A version of ours that the operation can work on, and nothing in the body that stands in its way."""
+        """Put in an existing version that suits the operation and, mostly, a body that does not prevent it."""
         act = case.path.partition("{version}")[2] or case.method
         versions = VERSIONS.get(act, VERSIONS["GET"])
         case.path_parameters.update(request_type="FUZZ", version=versions[pick % len(versions)])
@@ -90,7 +90,7 @@ class Target:
         assert status == 200, answer
 
     def make_real(self, case: Case[Any], pick: int) -> str:
-        """Put in what only someone who belongs here can know; answers the token to come with."""
+        """Put in real ids and tokens, and return the token for the request."""
         directive = [*self.directives, self.done][pick % (len(self.directives) + 1)]
         known = {"job_id": self.jobs[pick % len(self.jobs)], "service": "ocr", "request_type": "OCR"}
         for name in (case.path_parameters or {}).keys() & known.keys():
@@ -108,7 +108,7 @@ class Target:
 
 
 def _bodies(case: Case[Any]) -> list[dict[str, Any]]:
-    """The body, or what is in it if it is a batch."""
+    """Return the body, or the items of a batch."""
     if not isinstance(case.body, dict):
         return []
     items = case.body.get("callbacks", case.body.get("commands", [case.body]))
@@ -116,7 +116,7 @@ def _bodies(case: Case[Any]) -> list[dict[str, Any]]:
 
 
 def impatient(case: Case[Any]) -> None:
-    """A fuzzer has no time for long polls."""
+    """Shorten long polls."""
     for place, name in ((case.body, "wait_seconds"), (case.query, "wait")):
         seconds = place.get(name) if isinstance(place, dict) else None
         if isinstance(place, dict) and isinstance(seconds, int | float):
@@ -157,7 +157,7 @@ def _answers(base_url: str) -> bool:
 @pytest.mark.parametrize(
     ("path", "method"), OPERATIONS, ids=[f"{method.upper()} {path}" for path, method in OPERATIONS]
 )
-def test_no_request_breaks_the_server_or_its_promises(target: Target, path: str, method: str) -> None:
+def test_random_requests_get_documented_answers_without_5xx(target: Target, path: str, method: str) -> None:
     operation = SCHEMA[path][method.upper()]
     cases = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
     if operation.body or operation.query or operation.path_parameters:

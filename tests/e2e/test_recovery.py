@@ -1,4 +1,4 @@
-"""kill -9 at chosen moments: what was answered is on disk, and our downtime never fences a service's work."""
+"""After kill -9 at chosen moments, answered requests are on disk, and a downtime of the server fences no attempt."""
 
 import contextlib
 import json
@@ -32,15 +32,15 @@ def stack(forks: Zygote, tmp_path: Path) -> Iterator[Stack]:
 
 
 @pytest.fixture
-def hasty(forks: Zygote, tmp_path: Path) -> Iterator[Stack]:
-    """A server that loses its patience soon."""
+def stack_with_short_deadlines(forks: Zygote, tmp_path: Path) -> Iterator[Stack]:
+    """Yield a server with short deadlines."""
     with contextlib.closing(Stack(forks, tmp_path, **SHORT)) as stack:
         stack.serve()
         yield stack
 
 
 def post_and_kill(stack: Stack, path: str, body: Json, token: str = KEY, kill_after: float | None = None) -> bytes:
-    """The first bytes of the answer, with kill -9 as soon as they are here, or after a time if they are not."""
+    """Return the answer's first bytes; kill -9 the server when they arrive or after `kill_after` seconds."""
     data = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
@@ -58,8 +58,8 @@ def post_and_kill(stack: Stack, path: str, body: Json, token: str = KEY, kill_af
     return first
 
 
-class TestAfterA202:
-    def test_the_job_is_there_whatever_happens_next(self, stack: Stack) -> None:
+class TestAcceptedCommands:
+    def test_job_answered_with_202_survives_a_kill(self, stack: Stack) -> None:
         for number in range(ROUNDS):
             command = stack.command(number)
             first = post_and_kill(stack, "/v1/commands", command)
@@ -73,7 +73,7 @@ class TestAfterA202:
             assert job["blocked_on"]["reason"] == "HANDOVER"
         assert len(stack.api.pull("ocr", 100)) == ROUNDS
 
-    def test_a_key_sent_again_after_a_broken_connection_makes_one_job(self, stack: Stack) -> None:
+    def test_key_sent_again_after_a_broken_connection_makes_one_job(self, stack: Stack) -> None:
         rng = random.Random(7)
         answered = 0
         for number in range(ROUNDS):
@@ -98,8 +98,8 @@ def finish(stack: Stack, directive: Json) -> str:
     return str(answer["disposition"])
 
 
-class TestAttempts:
-    def test_killed_between_hand_over_and_ack(self, stack: Stack) -> None:
+class TestAttemptsAcrossRestarts:
+    def test_attempt_survives_a_kill_between_hand_over_and_ack(self, stack: Stack) -> None:
         job_id, directive = pulled(stack)
         stack.restart_after_kill()
         assert stack.api.pull("ocr") == [], "it was handed over, and is not handed over twice"
@@ -107,7 +107,7 @@ class TestAttempts:
         assert finish(stack, directive) == "APPLIED"
         assert stack.api.get(f"/v1/jobs/{job_id}")["status"] == "SUCCEEDED"
 
-    def test_killed_between_ack_and_result(self, stack: Stack) -> None:
+    def test_attempt_survives_a_kill_between_ack_and_result(self, stack: Stack) -> None:
         job_id, directive = pulled(stack)
         assert stack.api.call_back("ack", directive)[0] == 200
         stack.restart_after_kill()
@@ -116,7 +116,7 @@ class TestAttempts:
         assert finish(stack, directive) == "APPLIED"
         assert stack.api.get(f"/v1/jobs/{job_id}")["attempts_total"] == 1
 
-    def test_killed_right_after_a_results_200(self, stack: Stack) -> None:
+    def test_result_answered_with_200_survives_a_kill(self, stack: Stack) -> None:
         for number in range(4):
             job_id, directive = pulled(stack, "OCR_EMBEDDING", number)
             names = ("jobId", "stepId", "tenant_id", "attempt_no", "lease_id")
@@ -131,79 +131,100 @@ class TestAttempts:
             assert following["jobId"] == job_id
             assert following["inputs"]["ocr"]["result"] == {"ok": True}
 
-    def test_a_directive_lost_with_the_server_is_tried_again(self, hasty: Stack) -> None:
+    def test_directive_lost_with_the_server_is_retried_after_the_ack_deadline(
+        self, stack_with_short_deadlines: Stack
+    ) -> None:
         """The hand-over was committed and the answer never arrived: the ACK deadline brings the next attempt."""
-        job_id = hasty.api.submit(hasty.command())
+        job_id = stack_with_short_deadlines.api.submit(stack_with_short_deadlines.command())
         body = {"max": 1, "wait_seconds": 0}
-        post_and_kill(hasty, "/v1/services/ocr/directives:pull", body)
-        hasty.serve()
-        (directive,) = hasty.api.pull("ocr", wait_seconds=30)
+        post_and_kill(stack_with_short_deadlines, "/v1/services/ocr/directives:pull", body)
+        stack_with_short_deadlines.serve()
+        (directive,) = stack_with_short_deadlines.api.pull("ocr", wait_seconds=30)
         assert (directive["jobId"], directive["attempt_no"]) == (job_id, 2)
-        assert finish(hasty, directive) == "APPLIED"
+        assert finish(stack_with_short_deadlines, directive) == "APPLIED"
 
 
 def await_instant(instant: float) -> None:
     until(lambda: time.time() > instant, "time passes", 30)
 
 
-class TestDowntimeFencesNobody:
-    """DESIGN §3 rule 7."""
+class TestDowntimeGrace:
+    """Attempts that were with a service during a downtime get one fresh period."""
 
     @pytest.fixture
-    def with_services(self, hasty: Stack) -> dict[str, Json]:
-        """One directive handed over and not acknowledged, one acknowledged."""
-        held = {"INITIATED": pulled(hasty, number=1)[1], "PROCESSING": pulled(hasty, number=2)[1]}
-        assert hasty.api.call_back("ack", held["PROCESSING"])[0] == 200
+    def with_services(self, stack_with_short_deadlines: Stack) -> dict[str, Json]:
+        """Return one unacknowledged and one acknowledged directive, by step status."""
+        held = {
+            "INITIATED": pulled(stack_with_short_deadlines, number=1)[1],
+            "PROCESSING": pulled(stack_with_short_deadlines, number=2)[1],
+        }
+        assert stack_with_short_deadlines.api.call_back("ack", held["PROCESSING"])[0] == 200
         return held
 
-    def check_untouched(self, hasty: Stack, held: dict[str, Json]) -> None:
+    def check_untouched(self, stack_with_short_deadlines: Stack, held: dict[str, Json]) -> None:
         for status, directive in held.items():
-            step = hasty.api.step(directive["jobId"], "ocr")
+            step = stack_with_short_deadlines.api.step(directive["jobId"], "ocr")
             assert (step["status"], step["lease_id"]) == (status, directive["lease_id"])
-            assert finish(hasty, directive) == "APPLIED"
-            job = hasty.api.get(f"/v1/jobs/{directive['jobId']}")
+            assert finish(stack_with_short_deadlines, directive) == "APPLIED"
+            job = stack_with_short_deadlines.api.get(f"/v1/jobs/{directive['jobId']}")
             assert (job["status"], job["attempts_total"]) == ("SUCCEEDED", 1)
 
-    def extended(self, hasty: Stack, held: dict[str, Json]) -> bool:
+    def extended(self, stack_with_short_deadlines: Stack, held: dict[str, Json]) -> bool:
         return all(
-            any(event["type"] == "DEADLINE_EXTENDED" for event in hasty.api.events(directive["jobId"]))
+            any(
+                event["type"] == "DEADLINE_EXTENDED"
+                for event in stack_with_short_deadlines.api.events(directive["jobId"])
+            )
             for directive in held.values()
         )
 
-    def test_work_done_while_we_were_down_is_taken(self, hasty: Stack, with_services: dict[str, Json]) -> None:
-        hasty.server.kill()
+    def test_result_after_a_downtime_beyond_the_deadline_is_applied(
+        self, stack_with_short_deadlines: Stack, with_services: dict[str, Json]
+    ) -> None:
+        stack_with_short_deadlines.server.kill()
         await_instant(time.time() + PERIOD * 1.2)
-        hasty.serve()
-        until(lambda: self.extended(hasty, with_services), "overdue attempts got a fresh period")
-        self.check_untouched(hasty, with_services)
+        stack_with_short_deadlines.serve()
+        until(lambda: self.extended(stack_with_short_deadlines, with_services), "overdue attempts got a fresh period")
+        self.check_untouched(stack_with_short_deadlines, with_services)
 
-    def test_silence_after_the_fresh_period_counts(self, hasty: Stack, with_services: dict[str, Json]) -> None:
-        hasty.server.kill()
+    def test_attempt_silent_after_its_fresh_period_is_replaced(
+        self, stack_with_short_deadlines: Stack, with_services: dict[str, Json]
+    ) -> None:
+        stack_with_short_deadlines.server.kill()
         await_instant(time.time() + PERIOD * 1.2)
-        hasty.serve()
-        again = until(lambda: hasty.api.pull("ocr", 2, 5), "a new attempt", 30)
+        stack_with_short_deadlines.serve()
+        again = until(lambda: stack_with_short_deadlines.api.pull("ocr", 2, 5), "a new attempt", 30)
         assert again[0]["attempt_no"] == 2
         assert again[0]["jobId"] in {directive["jobId"] for directive in with_services.values()}
 
-    def test_a_frozen_server_fences_nobody(self, hasty: Stack, with_services: dict[str, Json]) -> None:
-        hasty.server.send(signal.SIGSTOP)
+    def test_freeze_of_the_server_fences_no_attempt(
+        self, stack_with_short_deadlines: Stack, with_services: dict[str, Json]
+    ) -> None:
+        stack_with_short_deadlines.server.send(signal.SIGSTOP)
         await_instant(time.time() + PERIOD * 1.2)
-        hasty.server.send(signal.SIGCONT)
-        until(lambda: self.extended(hasty, with_services), "overdue attempts got a fresh period")
-        self.check_untouched(hasty, with_services)
+        stack_with_short_deadlines.server.send(signal.SIGCONT)
+        until(lambda: self.extended(stack_with_short_deadlines, with_services), "overdue attempts got a fresh period")
+        self.check_untouched(stack_with_short_deadlines, with_services)
 
-    def test_a_result_that_waited_at_a_frozen_door_is_taken(self, hasty: Stack, with_services: dict[str, Json]) -> None:
-        hasty.server.send(signal.SIGSTOP)
+    def test_result_sent_to_a_frozen_server_is_applied(
+        self, stack_with_short_deadlines: Stack, with_services: dict[str, Json]
+    ) -> None:
+        stack_with_short_deadlines.server.send(signal.SIGSTOP)
         await_instant(time.time() + PERIOD * 1.2)
         taken: list[str] = []
         senders = [
-            threading.Thread(target=lambda d=directive: taken.append(finish(hasty, d)), daemon=True)
+            threading.Thread(
+                target=lambda d=directive: taken.append(finish(stack_with_short_deadlines, d)), daemon=True
+            )
             for directive in with_services.values()
         ]
         for sender in senders:
             sender.start()
-        hasty.server.send(signal.SIGCONT)
+        stack_with_short_deadlines.server.send(signal.SIGCONT)
         for sender in senders:
             sender.join(20)
         assert taken == ["APPLIED", "APPLIED"]
-        assert all(hasty.api.get(f"/v1/jobs/{d['jobId']}")["attempts_total"] == 1 for d in with_services.values())
+        assert all(
+            stack_with_short_deadlines.api.get(f"/v1/jobs/{d['jobId']}")["attempts_total"] == 1
+            for d in with_services.values()
+        )

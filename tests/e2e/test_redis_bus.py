@@ -1,7 +1,8 @@
-"""Jobs over a real Redis: a control plane, two processes of services, and a kill -9 in the middle."""
+"""Jobs over a real Redis: a control plane, two service processes, and a kill -9 in the middle."""
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 
+from lucius.version import __version__
 from tests.e2e.support import KEY, REPO, Stack, Zygote, until
 from tests.support.redis import RedisServer
 
@@ -37,7 +39,7 @@ def stack(forks: Zygote, tmp_path: Path, server: RedisServer) -> Iterator[Stack]
 
 @contextlib.contextmanager
 def services(stack: Stack, name: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """As an operator would start them, each process on a machine of its own: no folder is shared."""
+    """Run services as an operator would, with a data folder per process, as on separate machines."""
     command = [sys.executable, "-m", "lucius.cli", "service", "ocr", "embedding", "sis"]
     env = {**os.environ, **stack.env, "LUCIUS_API_KEY": KEY, "LUCIUS_DATA_DIR": str(stack.folder / name)}
     with (stack.logs / f"{name}.log").open("wb") as log:
@@ -49,16 +51,21 @@ def services(stack: Stack, name: str) -> Iterator["subprocess.Popen[bytes]"]:
         process.wait()
 
 
-def test_jobs_go_on_though_a_service_is_killed(stack: Stack, server: RedisServer) -> None:
+def test_jobs_continue_although_a_service_is_killed(stack: Stack, server: RedisServer) -> None:
     with services(stack, "one") as one, services(stack, "two") as two:
         submitted = [stack.api.submit(stack.command(number, "OCR_EMBEDDING_SIS")) for number in range(JOBS)]
-        until(lambda: stack.api.get("/v1/jobs?blocked_on=RESULT")["jobs"], f"work is at hand; {stack.log('one')}", 60)
+        until(lambda: stack.api.get("/v1/jobs?blocked_on=RESULT")["jobs"], f"a service works; {stack.log('one')}", 60)
         one.kill()
 
         def ended() -> bool:
             return all(stack.api.get(f"/v1/jobs/{job}")["status"] == "SUCCEEDED" for job in submitted)
 
         until(ended, f"every job succeeds; log: {stack.log('two')}", 90)
+        listed = {one["service"]: one for one in stack.api.get("/v1/services")["services"]}
+        for name in ("ocr", "embedding", "sis"):
+            agents = {seen["instance"]: seen["agent"] for seen in listed[name]["instances"]}
+            assert f"{name}/{__version__} " in agents[f"{socket.gethostname()}:{two.pid}"]
+            assert listed[name]["last_pull_at"] is None
         two.terminate()
         assert two.wait(30) == 0
     for job in submitted:
@@ -69,7 +76,7 @@ def test_jobs_go_on_though_a_service_is_killed(stack: Stack, server: RedisServer
         assert {key: client.xlen(key) for key in keys} == dict.fromkeys(keys, 0)
 
 
-def test_a_service_that_speaks_redis_itself_finishes_jobs(stack: Stack, server: RedisServer) -> None:
+def test_service_that_reads_redis_directly_finishes_jobs(stack: Stack, server: RedisServer) -> None:
     submitted = [stack.api.submit(stack.command(number)) for number in range(3)]
     with redis.Redis.from_url(server.url) as client:
         client.xadd("lucius:global-bus-p0:ocr", {"job_id": "none", "directive": "{"})
@@ -79,5 +86,7 @@ def test_a_service_that_speaks_redis_itself_finishes_jobs(stack: Stack, server: 
         assert done.returncode == 0, done.stdout + done.stderr
         assert {stack.api.get(f"/v1/jobs/{job}")["status"] for job in submitted} == {"SUCCEEDED"}
         assert {stack.api.step(job, "ocr")["attempt_no"] for job in submitted} == {1}
+        (listed,) = stack.api.get("/v1/services")["services"]
+        assert [seen["agent"] for seen in listed["instances"]] == ["ocr/example"]
         keys: Any = client.keys("lucius:*")
         until(lambda: not any(client.xlen(key) for key in keys), "every message is settled")

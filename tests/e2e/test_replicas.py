@@ -1,4 +1,4 @@
-"""Four APIs and three reconcilers on one PostgreSQL, while everything is killed and restarted: checked from outside."""
+"""Four APIs and three reconcilers on one PostgreSQL, all killed and restarted, checked from outside."""
 
 import asyncio
 import random
@@ -18,13 +18,13 @@ from tests.support.redis import RedisServer
 SCHEMA = "replicas"
 ROUNDS = 1
 CLIENTS = 12
-MOST_PER_TENANT = 3
-"""A quarter of the clients, so that many are told to come again."""
+MAX_PER_TENANT = 3
+"""A quarter of the clients, so that many are refused with 429."""
 
 
 @pytest.fixture(scope="module")
 def durable() -> Iterator[PostgresServer]:
-    """With fsync, and to be restarted."""
+    """Yield a PostgreSQL with fsync, which can be restarted."""
     need_postgres()
     server = PostgresServer(fsync=True).start()
     yield server
@@ -40,7 +40,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("bus", ["redis", "local"])
-async def test_nothing_is_lost_and_nothing_is_applied_twice(
+async def test_kills_of_replicas_lose_no_job_and_apply_no_result_twice(
     forks: Zygote, durable: PostgresServer, redis: RedisServer, tmp_path: Path, bus: str
 ) -> None:
     print(await survive(forks, durable, redis if bus == "redis" else None, tmp_path, seed=1, rounds=ROUNDS))
@@ -49,11 +49,11 @@ async def test_nothing_is_lost_and_nothing_is_applied_twice(
 async def survive(
     zygote: Zygote, postgres: PostgresServer, redis: RedisServer | None, folder: Path, *, seed: int, rounds: int
 ) -> str:
-    """Raises AssertionError; otherwise says what happened."""
+    """Run the faults and return a summary; raise AssertionError if an invariant is broken."""
     chance = random.Random(seed)
     schema = f"{SCHEMA}_{seed}_{'redis' if redis else 'local'}"
     bus_url = redis.url if redis else "local:"
-    cluster = Cluster(zygote, folder / "cluster", postgres.url(schema), bus_url, most_per_tenant=MOST_PER_TENANT)
+    cluster = Cluster(zygote, folder / "cluster", postgres.url(schema), bus_url, most_per_tenant=MAX_PER_TENANT)
     clients = Clients(cluster.urls, chance)
     weather = Weather(cluster, clients, postgres, redis, chance)
     async with running(cluster):
@@ -73,20 +73,20 @@ async def survive(
     assert weather.wiped == (redis is not None)
     assert clients.asked_again > 0
     assert cluster.office.filed
-    return _told(cluster, weather, clients, ledger, histories)
+    return _summary(cluster, weather, clients, ledger, histories)
 
 
 def _check_in_the_middle(cluster: Cluster, postgres: PostgresServer, schema: str) -> None:
-    """With everything dead in the midst of work, what is in the ledger fits together, and so do the counters."""
+    """Check, with every process killed in the middle of work, that ledger and counters are consistent."""
     cluster.kill_all()
     ledger = checker.assemble(checker.read(postgres.query, schema))
     assert any(job.live for job in ledger.jobs.values())
-    found = checker.always(ledger) + checker.above(ledger, MOST_PER_TENANT)
+    found = checker.always(ledger) + checker.above(ledger, MAX_PER_TENANT)
     assert not found, found
     cluster.start_all()
 
 
-def _told(cluster: Cluster, weather: Weather, clients: Clients, ledger: checker.Ledger, histories: Histories) -> str:
+def _summary(cluster: Cluster, weather: Weather, clients: Clients, ledger: checker.Ledger, histories: Histories) -> str:
     steps = sum(len(job.steps) for job in ledger.jobs.values())
     stale = sum(len(job.quarantine) for job in ledger.jobs.values())
     return (
@@ -98,10 +98,10 @@ def _told(cluster: Cluster, weather: Weather, clients: Clients, ledger: checker.
 
 
 @pytest.mark.parametrize("bus", ["redis", "local"])
-async def test_two_workers_never_run_the_same_step(
+async def test_concurrent_workers_run_each_attempt_once(
     forks: Zygote, postgres: PostgresServer, postgres_url: str, redis: RedisServer, tmp_path: Path, bus: str
 ) -> None:
-    """Three of them, each with every service, take their work through two replicas while nothing goes wrong."""
+    """Three workers, each with every service, share their work through two replicas without faults."""
     bus_url = redis.url if bus == "redis" else "local:"
     cluster = Cluster(forks, tmp_path / "cluster", postgres_url, bus_url, apis=2, reconcilers=1)
     clients = Clients(cluster.urls, random.Random(1))
@@ -114,10 +114,10 @@ async def test_two_workers_never_run_the_same_step(
     assert not found, found
     attempts = [(e["jobId"], e["stepId"], e["attempt_no"]) for e in histories.began]
     assert len(attempts) == len(set(attempts)) >= 60
-    assert len({entry["pid"] for entry in histories.began}) == 3, "each had its share"
+    assert len({entry["pid"] for entry in histories.began}) == 3, "each worker ran steps"
 
 
-async def test_two_who_pull_from_two_replicas_never_get_the_same_directive(
+async def test_pulls_from_two_replicas_never_get_the_same_directive(
     forks: Zygote, postgres_url: str, tmp_path: Path
 ) -> None:
     cluster = Cluster(forks, tmp_path / "cluster", postgres_url, "local:", apis=2, reconcilers=0, workers=0)
@@ -138,7 +138,7 @@ def _an_order(number: int) -> Json:
 
 
 def _pull_all(api: Api) -> list[Json]:
-    """Until there is nothing left."""
+    """Pull until nothing is left, and return the directives."""
     found: list[Json] = []
     while got := api.pull("ocr", most=3, wait_seconds=1):
         found += got

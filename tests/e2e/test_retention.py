@@ -1,4 +1,4 @@
-"""`lucius retention run` as a process that is killed over and over, on a ledger that others use meanwhile."""
+"""`lucius retention run`, killed again and again, archives each job once."""
 
 import asyncio
 import json
@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from lucius.adapters.ledger_postgres import PostgresLedger
-from lucius.core.model import JobStatus
+from lucius.adapters.ledger.postgres.store import open_postgres
+from lucius.core.model.statuses import JobStatus
 from tests.conformance.builders import accept, then
 from tests.e2e.support import until
 
@@ -20,18 +20,18 @@ KILLS = 5
 
 
 async def _fill(url: str) -> None:
-    ledger = await PostgresLedger.open(url)
+    store = await open_postgres(url)
     new = [accept(f"job-{n}", created_at=1_000 + n) for n in range(JOBS)]
-    await asyncio.gather(*(ledger.commit(decision) for decision in new))
+    await asyncio.gather(*(store.ledger.commit(decision) for decision in new))
     ends = [then(decision, status=JobStatus.SUCCEEDED, completed_at=5_000) for decision in new]
-    await asyncio.gather(*(ledger.commit(decision) for decision in ends))
-    await ledger.close()
+    await asyncio.gather(*(store.ledger.commit(decision) for decision in ends))
+    await store.close()
 
 
 async def _left(url: str) -> list[str]:
-    ledger = await PostgresLedger.open(url)
-    rows = await ledger._database.rows("SELECT job_id FROM jobs")
-    await ledger.close()
+    store = await open_postgres(url)
+    rows = await store.database.fetch_rows("SELECT job_id FROM jobs")
+    await store.close()
     return [row["job_id"] for row in rows]
 
 
@@ -51,7 +51,7 @@ def _archived(archive: Path) -> list[str]:
     return [json.loads(line)["jobId"] for path in files for line in path.read_text().splitlines()]
 
 
-def test_every_job_is_archived_once_however_often_the_run_is_killed(postgres_url: str, tmp_path: Path) -> None:
+def test_each_job_is_archived_once_although_the_run_is_killed(postgres_url: str, tmp_path: Path) -> None:
     asyncio.run(_fill(postgres_url))
     archive, chance = tmp_path / "archive", random.Random(5)
     for _ in range(KILLS):
@@ -78,7 +78,7 @@ def _writing(run: "subprocess.Popen[str]", archive: Path) -> "subprocess.Popen[s
 
 
 def _ended_well(run: "subprocess.Popen[str]") -> bool:
-    """The server may take a moment to see that the one before is gone, and keeps its lock until then."""
+    """Return True if the run succeeded, False if the lock of a killed run was still held by the server."""
     said, refused = run.communicate(timeout=60)
     assert run.returncode == 0 or "by somebody else" in refused, refused
     return run.returncode == 0 and "archived" in said

@@ -1,4 +1,4 @@
-"""API and engine apart or together, as processes that people start: what they say of themselves, and how they end."""
+"""API and engine in one process or apart: their readiness checks, and how they stop."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SECRET = "a-secret-that-all-replicas-share"
 
 
 class Server:
-    """`lucius <role>` as people type it."""
+    """Process of `lucius <role>`."""
 
     def __init__(self, folder: Path, role: str, *args: str, **env: str) -> None:
         self.port = free_port()
@@ -61,7 +61,7 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
 
     def ended(self, within: float = SOON) -> str:
-        """What it had to say, once it has ended in order."""
+        """Return its output, once it has ended with exit code 0."""
         said, _ = self.process.communicate(timeout=within)
         assert self.process.returncode == 0, said
         return said
@@ -93,7 +93,7 @@ def a_command(number: int) -> Json:
 
 
 class HalfSent:
-    """A submission whose second half is sent when told."""
+    """Submission whose second half is sent by `finish`."""
 
     def __init__(self, port: int, number: int) -> None:
         body = json.dumps(a_command(number)).encode()
@@ -115,7 +115,7 @@ class HalfSent:
 
 
 class TestDrain:
-    def test_it_says_so_first_then_ends_what_is_in_flight_and_nothing_is_lost(self, tmp_path: Path) -> None:
+    def test_drain_reports_unready_then_finishes_requests_in_flight_and_loses_nothing(self, tmp_path: Path) -> None:
         with started(tmp_path, "api", LUCIUS_DRAIN_DELAY="1.5") as server:
             in_flight = HalfSent(server.port, 1)
             asked = time.monotonic()
@@ -134,7 +134,7 @@ class TestDrain:
             taken = {directive["jobId"] for directive in server.api.pull("ocr", 10)}
             assert taken == {late, json.loads(answer.partition("\r\n\r\n")[2])["jobId"]}
 
-    def test_a_request_that_never_ends_is_not_waited_for(self, tmp_path: Path) -> None:
+    def test_drain_does_not_wait_for_an_endless_request(self, tmp_path: Path) -> None:
         with started(tmp_path, "api", LUCIUS_DRAIN_SECONDS="1") as server:
             stuck = HalfSent(server.port, 1)
             asked = time.monotonic()
@@ -143,7 +143,7 @@ class TestDrain:
             assert 0.9 < time.monotonic() - asked < SOON
             del stuck
 
-    def test_a_second_signal_ends_it_at_once(self, tmp_path: Path) -> None:
+    def test_second_signal_ends_the_drain_at_once(self, tmp_path: Path) -> None:
         with started(tmp_path, "api", LUCIUS_DRAIN_DELAY="60", LUCIUS_DRAIN_SECONDS="60") as server:
             stuck = HalfSent(server.port, 1)
             server.ask_to_stop()
@@ -162,7 +162,7 @@ def _connects(port: int) -> bool:
 
 
 @pytest.mark.parametrize("how", ["option", "environment"])
-def test_an_api_without_engine_needs_a_ledger_that_is_shared(tmp_path: Path, how: str) -> None:
+def test_api_without_engine_refuses_to_start_on_sqlite(tmp_path: Path, how: str) -> None:
     args, env = (("--no-engine",), {}) if how == "option" else ((), {"LUCIUS_API_ENGINE": "off"})
     server = Server(tmp_path, "api", *args, **env)
     said, _ = server.process.communicate(timeout=60)
@@ -171,26 +171,26 @@ def test_an_api_without_engine_needs_a_ledger_that_is_shared(tmp_path: Path, how
     assert not (tmp_path / "ledger.db").exists()
 
 
-class TestApart:
+class TestSeparateProcesses:
     """On PostgreSQL, one process takes requests and another drives the jobs."""
 
-    def test_the_one_takes_work_and_the_other_sees_to_it(self, tmp_path: Path, postgres_url: str) -> None:
+    def test_api_accepts_jobs_and_the_reconciler_drives_them(self, tmp_path: Path, postgres_url: str) -> None:
         env = {"LUCIUS_LEDGER_URL": postgres_url, "LUCIUS_ACK_TIMEOUT": "1", "LUCIUS_BACKOFF_SCALE": "0"}
         with started(tmp_path, "api", "--no-engine", **env) as front:
             status, checks = front.checks()
             assert status == 200, "what is accepted waits"
-            assert checks["engine"]["ok"] is False, "nobody drives it yet"
+            assert checks["engine"]["ok"] is False, "no engine drives it yet"
             assert "lucius reconciler" in checks["engine"]["detail"]
             job_id = front.api.submit(a_command(1))
             (first,) = front.api.pull("ocr")
             time.sleep(1.5)
-            assert front.api.step(job_id, "ocr")["attempt_no"] == 1, "nobody minds the deadline"
+            assert front.api.step(job_id, "ocr")["attempt_no"] == 1, "no engine handles the deadline"
             with started(tmp_path, "reconciler", **env) as back:
                 status, checks = back.checks()
                 assert (status, {check["ok"] for check in checks.values()}) == (200, {True})
                 assert back.api.call("GET", "/v1/jobs")[0] == 404, "it has no API"
-                until(lambda: front.checks()[1]["engine"]["ok"], "the API knows that somebody drives it")
-                second = until(lambda: front.api.pull("ocr"), "the directive that nobody took is given out again")[0]
+                until(lambda: front.checks()[1]["engine"]["ok"], "the API knows that an engine drives it")
+                second = until(lambda: front.api.pull("ocr"), "the unacknowledged directive is handed over again")[0]
                 assert (second["jobId"], second["attempt_no"]) == (job_id, 2)
                 assert front.api.call_back("result", first, status="SUCCEEDED")[0] == 409
                 assert front.api.call_back("result", second, status="SUCCEEDED")[0] == 200
@@ -201,10 +201,10 @@ class TestApart:
             front.ask_to_stop()
             front.ended()
 
-    def test_who_could_speak_to_nobody_has_lost_nothing(
+    def test_attempt_gets_a_fresh_deadline_if_no_api_was_running(
         self, tmp_path: Path, postgres: PostgresServer, postgres_url: str
     ) -> None:
-        """Without an API for longer than a service may take for its ACK, while the deadlines are minded."""
+        """No API runs for longer than the ACK timeout, while a reconciler handles deadlines."""
         env = {"LUCIUS_LEDGER_URL": postgres_url, "LUCIUS_ACK_TIMEOUT": "31"}
         events = f"SELECT body FROM {postgres_url.rpartition('=')[2]}.events"
         with started(tmp_path, "reconciler", **env):
@@ -220,7 +220,7 @@ class TestApart:
                     assert (status, answer["disposition"]) == (200, "APPLIED")
                 assert front.api.step(job_id, "ocr")["attempt_no"] == 1
 
-    def test_without_its_database_neither_is_ready_and_both_are_again_with_it(self, tmp_path: Path) -> None:
+    def test_api_and_reconciler_are_unready_during_a_database_outage(self, tmp_path: Path) -> None:
         need_postgres()
         database = PostgresServer().start()
         env = {"LUCIUS_LEDGER_URL": database.url("apart")}
@@ -234,7 +234,7 @@ class TestApart:
                     until(server.is_unready, "it notices", SOON)
                     asked = time.monotonic()
                     assert server.checks()[1]["ledger"]["ok"] is False
-                    assert time.monotonic() - asked < 3, "whoever asks is answered soon"
+                    assert time.monotonic() - asked < 3, "the check is answered soon"
                     assert server.api.get("/healthz") == {"status": "ok"}, "a restart would not help"
                 database.start()
                 for server in (front, back):
@@ -242,7 +242,7 @@ class TestApart:
         finally:
             database.remove()
 
-    def test_a_reconciler_without_a_port_for_probes_ends_in_order_too(self, tmp_path: Path, postgres_url: str) -> None:
+    def test_reconciler_without_a_probe_port_stops_cleanly(self, tmp_path: Path, postgres_url: str) -> None:
         env = {"LUCIUS_LEDGER_URL": postgres_url}
         with started(tmp_path, "api", "--no-engine", **env) as front:
             command = [sys.executable, "-m", "lucius.cli", "reconciler", "--data-dir", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""The examples against a real server: a service needs nothing but HTTP, and a new one needs no code in Lucius."""
+"""The examples against a real server: a service needs only HTTP, and a new one needs no code in Lucius."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ def stack(forks: Zygote, tmp_path: Path) -> Iterator[Stack]:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_a_service_made_of_curl_finishes_a_job(stack: Stack) -> None:
+def test_curl_service_finishes_a_job(stack: Stack) -> None:
     job_id = stack.api.submit(stack.command())
     env = os.environ | {"BASE_URL": stack.api.base_url, "API_KEY": KEY, "SERVICE": "ocr"}
     done = subprocess.run(
@@ -46,14 +46,14 @@ def test_a_service_made_of_curl_finishes_a_job(stack: Stack) -> None:
     job = stack.api.get(f"/v1/jobs/{job_id}")
     assert (job["status"], job["attempts_total"]) == ("SUCCEEDED", 1)
     (step,) = job["steps"]
-    assert step["progress"] == 0.5
+    assert step["progress_counts"] == {"done": 0, "total": 1, "unit": "file"}
     artifact = stack.data_dir / "workspace" / "lucius" / "acme" / job_id / "ocr" / "1" / "output.txt"
     assert step["artifact_refs"] == [artifact.as_uri()]
     assert artifact.read_text() == f"made with curl for {job_id}/ocr/1\n"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_several_of_them_share_the_work(stack: Stack) -> None:
+def test_several_curl_services_share_the_jobs(stack: Stack) -> None:
     jobs = [stack.api.submit(stack.command(number)) for number in range(3)]
     env = os.environ | {"BASE_URL": stack.api.base_url, "API_KEY": KEY, "SERVICE": "ocr"}
     command = [str(EXAMPLES / "service_with_curl.sh")]
@@ -68,11 +68,12 @@ def test_several_of_them_share_the_work(stack: Stack) -> None:
     assert {stack.api.get(f"/v1/jobs/{job_id}")["status"] for job_id in jobs} == {"SUCCEEDED"}
 
 
-def test_the_smallest_service_with_a_protocol_of_its_own(stack: Stack) -> None:
+def test_smallest_sdk_service_finishes_a_job_of_its_own_protocol(stack: Stack) -> None:
     protocol = stack.folder / "protocols" / "upper.yaml"
     protocol.write_text(PROTOCOL)
     until(lambda: stack.api.call("GET", "/v1/protocols/UPPER")[0] == 200, "the new file is in force")
-    env = os.environ | {"LUCIUS_ORCHESTRATOR_URL": stack.api.base_url, "LUCIUS_API_KEY": KEY}
+    server = {"LUCIUS_ORCHESTRATOR_URL": stack.api.base_url, "LUCIUS_API_KEY": KEY}
+    env = os.environ | server | {"LUCIUS_BLOB_ROOT": str(stack.folder)}
     service = subprocess.Popen([sys.executable, str(EXAMPLES / "service_upper.py")], env=env, start_new_session=True)
     try:
         command = stack.command(1, "UPPER")

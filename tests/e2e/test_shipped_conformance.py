@@ -1,4 +1,4 @@
-"""The services that ship, and the example of the how-to, under the conformance kit: every case."""
+"""The shipped services, and the example of the how-to, pass every case of the conformance kit."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "service_upper.py"
 LUCIUS = f"{sys.executable} -P -m lucius.cli"
 
-# The contract is the same with and without models, which would only be loaded again and again.
+# The contract does not depend on the models, and loading them for every case takes time.
 LIGHT = ("--env", "LUCIUS_OCR_ENGINE=off", "--env", "LUCIUS_EMBEDDING_MODEL=hash")
 
 SERVICES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any] | None]] = {
@@ -23,7 +23,7 @@ SERVICES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any] | None]] = {
 
 
 @pytest.mark.parametrize("service", sorted(SERVICES))
-def test_it_keeps_the_contract(service: str, tmp_path: Path) -> None:
+def test_shipped_service_passes_the_conformance_kit(service: str, tmp_path: Path) -> None:
     command, step_type, payload, bad_payload = SERVICES[service]
     bad = [] if bad_payload is None else ["--bad-payload", json.dumps(bad_payload)]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A server that can't start says why and exits with an error; one that is asked to stop stops soon, losing nothing."""
+"""A server that cannot start prints the reason and fails; a stopped one ends soon and loses nothing."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def command(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 @contextmanager
 def server(command: tuple[str, ...], data_dir: Path, port: int) -> Iterator[subprocess.Popen[str]]:
-    """The command as people type it."""
+    """Run the server's command."""
     env = os.environ | {
         "LUCIUS_DATA_DIR": str(data_dir),
         "LUCIUS_DEV_API_KEY": KEY,
@@ -56,7 +56,7 @@ def server(command: tuple[str, ...], data_dir: Path, port: int) -> Iterator[subp
 
 
 def refusal(command: tuple[str, ...], data_dir: Path) -> str:
-    """What a server says that does not start."""
+    """Return the output of a server that fails to start."""
     with server(command, data_dir, free_port()) as started:
         said, _ = started.communicate(timeout=60)
         assert started.returncode not in (0, None), said
@@ -64,7 +64,7 @@ def refusal(command: tuple[str, ...], data_dir: Path) -> str:
 
 
 class TestRefusesToStart:
-    def test_on_a_ledger_that_another_process_has_open(
+    def test_server_refuses_to_start_on_a_ledger_open_in_another_process(
         self, forks: Zygote, tmp_path: Path, command: tuple[str, ...]
     ) -> None:
         stack = Stack(forks, tmp_path)
@@ -75,7 +75,7 @@ class TestRefusesToStart:
         assert stack.api.submit(stack.command())
         stack.close()
 
-    def test_on_a_damaged_file(self, tmp_path: Path, command: tuple[str, ...]) -> None:
+    def test_server_refuses_to_start_on_a_damaged_file(self, tmp_path: Path, command: tuple[str, ...]) -> None:
         ledger = tmp_path / "ledger.db"
         ledger.write_bytes(b"this was a ledger once" * 1000)
         before = ledger.read_bytes()
@@ -84,21 +84,23 @@ class TestRefusesToStart:
         assert str(ledger) in said
         assert ledger.read_bytes() == before
 
-    def test_on_a_file_of_a_newer_version(self, tmp_path: Path, command: tuple[str, ...]) -> None:
+    def test_server_refuses_to_start_on_a_ledger_of_a_newer_version(
+        self, tmp_path: Path, command: tuple[str, ...]
+    ) -> None:
         with sqlite3.connect(tmp_path / "ledger.db") as connection:
             connection.execute("PRAGMA user_version = 999")
         said = refusal(command, tmp_path)
         assert "schema version 999" in said
         assert "newer Lucius" in said
 
-    def test_on_somebody_elses_database(self, tmp_path: Path, command: tuple[str, ...]) -> None:
+    def test_server_refuses_to_start_on_a_foreign_database(self, tmp_path: Path, command: tuple[str, ...]) -> None:
         with sqlite3.connect(tmp_path / "ledger.db") as connection:
             connection.execute("CREATE TABLE theirs (x)")
         assert "not a Lucius ledger" in refusal(command, tmp_path)
 
 
 class Waiter(threading.Thread):
-    """Someone who holds a connection open until the server lets go of it."""
+    """Thread that keeps a connection open until the server closes it."""
 
     def __init__(self, port: int, request: str) -> None:
         super().__init__(daemon=True)
@@ -122,23 +124,23 @@ def waiters(port: int, job_id: str) -> Iterator[Waiter]:
     yield Waiter(port, f"POST /v1/services/sis/directives:pull HTTP/1.1\r\n{head}{body}")
 
 
-def a_command(folder: Path, number: int) -> Json:
+def a_command(number: int) -> Json:
     return {
         "tenant_id": "acme",
         "request_type": "OCR",
-        "input_ref": (folder / f"{number}.txt").as_uri(),
-        "output_ref": (folder / f"{number}.out").as_uri(),
+        "input_ref": f"blob://in/{number}.txt",
+        "output_ref": f"blob://out/{number}.out",
         "payload": {},
         "schema_version": "v1",
     }
 
 
-def test_asked_to_stop_it_stops_soon_and_loses_nothing(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_stopped_server_ends_soon_and_loses_nothing(tmp_path: Path, command: tuple[str, ...]) -> None:
     port = free_port()
     api = Api(f"http://127.0.0.1:{port}")
     with server(command, tmp_path, port) as started:
         until(api.ready, "the server is ready", 60)
-        accepted = [api.submit(a_command(tmp_path, number)) for number in range(20)]
+        accepted = [api.submit(a_command(number)) for number in range(20)]
         waiting = list(waiters(port, accepted[0]))
         until(lambda: b"JOB_ACCEPTED" in waiting[0].received, "the stream has begun")
         asked = time.monotonic()
@@ -149,7 +151,7 @@ def test_asked_to_stop_it_stops_soon_and_loses_nothing(tmp_path: Path, command: 
     for waiter in waiting:
         waiter.join(5)
         assert not waiter.is_alive()
-    assert b'"jobId"' in waiting[1].received, "whoever waited for the job got an answer"
+    assert b'"jobId"' in waiting[1].received, "the request that waited for the job got an answer"
     with server(command, tmp_path, port):
         until(api.ready, "the server is ready again", 60)
         assert {directive["jobId"] for directive in api.pull("ocr", 100)} == set(accepted)

@@ -1,4 +1,4 @@
-"""`lucius dev --engine temporal`: Temporal and its web UI come with it, and go with it."""
+"""`lucius dev --engine temporal` starts Temporal and its web UI, and stops them."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def started() -> Iterator[list[Dev]]:
 
 
 def _temporal(dev: Dev) -> int | None:
-    """Its Temporal server."""
+    """Return the pid of its Temporal server, if it runs."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and "start-dev" in _command_line(entry) and _parent(entry) == dev.process.pid:
             return int(entry.name)
@@ -37,17 +37,19 @@ def _row(said: str, name: str) -> str:
 
 
 def _workflow(dev: Dev, job_id: str) -> bytes:
-    """What Temporal's UI is told of it."""
+    """Return the workflow as Temporal's UI API describes it."""
     ui = _row(dev.said, "its UI").partition("/namespaces/")[0]
     with urllib.request.urlopen(f"{ui}/api/v1/namespaces/default/workflows/{job_id}", timeout=10) as answer:
         return bytes(answer.read())
 
 
-def test_temporal_runs_the_pasted_job_and_shows_it_and_both_stop(started: list[Dev], tmp_path: Path) -> None:
-    dev = Dev(tmp_path, "--port", "0", "--engine", "temporal")
+def test_dev_with_temporal_runs_a_job_links_to_its_workflow_and_stops_cleanly(
+    started: list[Dev], tmp_path: Path
+) -> None:
+    dev = Dev(tmp_path, "--port", "0", "--engine", "temporal", LUCIUS_OCR_ENGINE="off")
     started.append(dev)
     job_id = _paste_curl(dev.said)
-    shown = until(lambda: _ended(dev, job_id), "the pasted job has ended", 60)
+    shown = until(lambda: _ended(dev, job_id), "the pasted job has ended", 120)
     assert (shown["status"], shown["engine"]) == ("SUCCEEDED", "temporal"), shown
 
     ui = _row(dev.said, "its UI").partition("/namespaces/")[0]
@@ -65,7 +67,7 @@ def test_temporal_runs_the_pasted_job_and_shows_it_and_both_stop(started: list[D
     assert "Traceback" not in dev.said
 
 
-def test_temporal_is_started_again_and_knows_what_it_knew(started: list[Dev], tmp_path: Path) -> None:
+def test_killed_temporal_is_restarted_with_its_data(started: list[Dev], tmp_path: Path) -> None:
     dev = Dev(tmp_path, "--port", "0", "--engine", "temporal", "--no-services")
     started.append(dev)
     command = ("submit", "OCR", "--tenant", "acme", "--input", "blob://in/a", "--output", "blob://out/a")
@@ -75,7 +77,7 @@ def test_temporal_is_started_again_and_knows_what_it_knew(started: list[Dev], tm
     assert first is not None
     os.kill(first, signal.SIGKILL)
     until(lambda: _temporal(dev) not in (None, first), "Temporal runs again")
-    until(lambda: dev.lucius("jobs", "cancel", job_id, "--reason", "test").returncode == 0, "somebody acts on it", 60)
+    until(lambda: dev.lucius("jobs", "cancel", job_id, "--reason", "test").returncode == 0, "a worker acts on it", 60)
     assert until(lambda: _ended(dev, job_id), "the job has ended")["status"] == "CANCELLED"
 
     again = _temporal(dev)
@@ -86,7 +88,7 @@ def test_temporal_is_started_again_and_knows_what_it_knew(started: list[Dev], tm
     assert b"WORKFLOW_EXECUTION_STATUS_COMPLETED" in _workflow(dev, job_id), "it knows of those that have ended"
 
 
-def test_it_says_what_is_missing(tmp_path: Path) -> None:
+def test_missing_temporal_binary_is_named_with_its_remedy(tmp_path: Path) -> None:
     code = "import shutil, sys; shutil.which = lambda *a, **k: None; from lucius.cli.main import app; app(sys.argv[1:])"
     done = subprocess.run(
         [sys.executable, "-c", code, "dev", "--port", "0", "--engine", "temporal"],
@@ -101,7 +103,7 @@ def test_it_says_what_is_missing(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_the_demo_loses_nothing_either(tmp_path: Path) -> None:
+def test_demo_on_temporal_loses_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [*LUCIUS, "demo", "--engine", "temporal", "--jobs", "12", "--json"],
         env=os.environ | {"TMPDIR": str(tmp_path)},
@@ -118,7 +120,7 @@ def test_the_demo_loses_nothing_either(tmp_path: Path) -> None:
     assert list(tmp_path.glob("lucius-demo-*")) == []
 
 
-def test_on_a_ledger_that_is_shared_the_worker_is_a_process_of_its_own(
+def test_dev_with_temporal_on_a_shared_ledger_runs_a_job_and_stops_cleanly(
     started: list[Dev], tmp_path: Path, postgres_url: str
 ) -> None:
     dev = Dev(tmp_path, "--port", "0", "--engine", "temporal", "--no-services", LUCIUS_LEDGER_URL=postgres_url)

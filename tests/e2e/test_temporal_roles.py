@@ -1,4 +1,4 @@
-"""`lucius temporal-worker`: a process that runs workflows, as people start it, and what it says of itself."""
+"""`lucius temporal-worker` as a process: how it starts, reports its health, and stops."""
 
 import os
 import subprocess
@@ -11,13 +11,14 @@ import pytest
 
 from tests.e2e.support import REPO, Json, until
 from tests.e2e.test_roles import SOON, Server, _connects, a_command, started
+from tests.support.fastpath import fastpath_env
 from tests.support.ports import free_port
 from tests.support.temporal import TemporalServer
 
 
 @pytest.fixture
 def own_temporal() -> Iterator[TemporalServer]:
-    """One that a test may stop, and that then still knows what it knew."""
+    """Yield a Temporal server that can be stopped, and keeps its data."""
     server = TemporalServer(durable=True).start()
     yield server
     server.remove()
@@ -29,12 +30,13 @@ def env_of(temporal: TemporalServer, ledger: str, queue: str = "lucius", **more:
         "LUCIUS_TEMPORAL_ADDRESS": temporal.address,
         "LUCIUS_TEMPORAL_TASK_QUEUE": queue,
         "LUCIUS_LEDGER_URL": ledger,
+        **fastpath_env(),
         **more,
     }
 
 
 def run_ocr(front: Server, number: int) -> None:
-    """A job of one step, from its submission to its end."""
+    """Run a job of one step from submission to success."""
     job_id = front.api.submit(a_command(number))
     (directive,) = until(lambda: front.api.pull("ocr"), "the directive is given out")
     assert directive["jobId"] == job_id
@@ -63,7 +65,9 @@ class TestRefusals:
             ),
         ],
     )
-    def test_it_says_why_it_does_not_start(self, tmp_path: Path, env: dict[str, str], reason: str) -> None:
+    def test_misconfigured_worker_refuses_to_start_with_its_reason(
+        self, tmp_path: Path, env: dict[str, str], reason: str
+    ) -> None:
         server = Server(tmp_path, "temporal-worker", **env)
         said, _ = server.process.communicate(timeout=60)
         assert server.process.returncode == 2, said
@@ -72,17 +76,17 @@ class TestRefusals:
         assert not (tmp_path / "ledger.db").exists()
 
 
-class TestApart:
-    """On PostgreSQL, one process takes requests, another runs the workflows."""
+class TestSeparateProcesses:
+    """On PostgreSQL, one process takes requests and another runs the workflows."""
 
-    def test_a_job_waits_for_a_worker_and_the_worker_tells_how_it_is(
+    def test_job_waits_for_a_worker_and_the_worker_reports_health_and_metrics(
         self, tmp_path: Path, postgres_url: str, temporal_server: TemporalServer
     ) -> None:
         metrics = free_port()
         env = env_of(temporal_server, postgres_url, "apart")
         with started(tmp_path, "api", **env) as front:
             waiting = front.api.submit(a_command(1))
-            assert front.api.pull("ocr") == [], "nobody runs its workflow"
+            assert front.api.pull("ocr") == [], "no worker runs its workflow"
             env["LUCIUS_TEMPORAL_METRICS"] = f"127.0.0.1:{metrics}"
             with started(tmp_path, "temporal-worker", **env) as worker:
                 status, checks = worker.checks()
@@ -97,7 +101,7 @@ class TestApart:
                 worker.ask_to_stop()
                 assert "Traceback" not in worker.ended()
 
-    def test_a_worker_that_drains_leaves_its_jobs_to_the_next(
+    def test_drained_worker_leaves_its_jobs_to_the_next(
         self, tmp_path: Path, postgres_url: str, temporal_server: TemporalServer
     ) -> None:
         env = env_of(temporal_server, postgres_url, "drains")
@@ -109,9 +113,9 @@ class TestApart:
                 assert "Traceback" not in first.ended()
             assert front.api.call_back("result", directive, status="SUCCEEDED")[0] == 200, "Temporal keeps it"
             with started(tmp_path, "temporal-worker", **env):
-                until(lambda: _succeeded(front, job_id), "the next worker has heard of it", 30)
+                until(lambda: _succeeded(front, job_id), "the next worker applies it", 30)
 
-    def test_without_temporal_it_is_not_ready_and_goes_on_with_it(
+    def test_worker_is_unready_during_a_temporal_outage_and_continues_after_it(
         self, tmp_path: Path, postgres_url: str, own_temporal: TemporalServer
     ) -> None:
         env = env_of(own_temporal, postgres_url)
@@ -120,7 +124,7 @@ class TestApart:
             own_temporal.stop(crash=True)
             until(worker.is_unready, "it notices", SOON)
             detail = worker.checks()[1]["loops"]["detail"]
-            assert detail == "temporal: Temporal does not answer: the log says why"
+            assert detail == "temporal: Temporal does not answer: see the log for the reason"
             assert worker.api.get("/healthz") == {"status": "ok"}, "a restart would not help"
             own_temporal.start()
             until(worker.api.ready, "it is ready again", 30)
@@ -129,7 +133,7 @@ class TestApart:
             worker.ask_to_stop()
             worker.ended(15)
 
-    def test_it_starts_before_temporal_does(self, tmp_path: Path, postgres_url: str) -> None:
+    def test_worker_may_start_before_temporal(self, tmp_path: Path, postgres_url: str) -> None:
         temporal = TemporalServer()
         env = env_of(temporal, postgres_url)
         worker = Server(tmp_path, "temporal-worker", **env)
@@ -142,7 +146,7 @@ class TestApart:
             worker.kill()
             temporal.remove()
 
-    def test_without_a_port_for_probes_it_works_and_ends_in_order_too(
+    def test_worker_without_a_probe_port_works_and_stops_cleanly(
         self, tmp_path: Path, postgres_url: str, temporal_server: TemporalServer
     ) -> None:
         env = env_of(temporal_server, postgres_url, "no-port")

@@ -1,7 +1,7 @@
-"""kill -9 of a service's process, 100 times, at random instants: what it has spooled is neither lost nor done again.
+"""A service process killed 100 times at random instants neither loses nor repeats what it has spooled.
 
-After each kill its journal is read from outside. What has a result there must reach the orchestrator as it stands
-there, once, and its step must not run again. All else may fail, but must be tried again and get done.
+After each kill its journal is read from outside. A result there must reach the orchestrator unchanged, at least
+once, and its step must not run again. Everything else may fail, but must be retried and succeed.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from lucius.worker.idempotency import Key
+from lucius.worker.idempotency import AttemptKey
 from tests.e2e.redelivery import Json, Orchestrator
 from tests.e2e.support import KEY, Process, Zygote
 
@@ -29,12 +29,12 @@ Row = tuple[bytes, str | None, bytes | None]
 
 
 class Evidence:
-    """What the journal held whenever a process was killed."""
+    """Contents of the journal after each kill."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.spooled: dict[Key, bytes] = {}
-        self.runs_then: dict[Key, int] = {}
+        self.spooled: dict[AttemptKey, bytes] = {}
+        self.runs_then: dict[AttemptKey, int] = {}
         self.undelivered = 0
         self.unfinished = 0
 
@@ -42,16 +42,16 @@ class Evidence:
     def diary(self) -> Path:
         return self._folder / "diary"
 
-    def runs(self) -> Counter[Key]:
+    def runs(self) -> Counter[AttemptKey]:
         whole, _, _cut_by_a_kill = self.diary.read_text().rpartition("\n") if self.diary.exists() else ("", "", "")
         words = (line.split() for line in whole.splitlines())
-        return Counter(Key(job, "ocr", int(attempt_no), lease) for job, attempt_no, lease in words)
+        return Counter(AttemptKey(job, "ocr", int(attempt_no), lease) for job, attempt_no, lease in words)
 
     def take(self, *, others_live: bool = False) -> None:
         rows = self.journal(others_live=others_live)
         runs = self.runs()
         for encoded, owner, result in rows:
-            key = Key(*json.loads(encoded))
+            key = AttemptKey(*json.loads(encoded))
             self.undelivered += owner is not None and result is not None
             self.unfinished += owner is not None and result is None
             if result is not None:
@@ -59,7 +59,10 @@ class Evidence:
                 self.runs_then.setdefault(key, runs[key])
 
     def journal(self, *, others_live: bool = False) -> list[Row]:
-        """From a copy: to read a database after a crash is to repair it, and that is the service's part."""
+        """Return the journal's rows from a copy, since opening a journal after a crash repairs it.
+
+        The repair is up to the service. With `others_live`, read the original.
+        """
         source = self._folder / "services" / SERVICE
         if others_live:
             return rows_of(source)
@@ -99,7 +102,7 @@ class Killer:
         return await asyncio.to_thread(self._forks.spawn, "victim", args, self._env, self.log)
 
     async def let_live(self) -> None:
-        """Sometimes it is hardly up."""
+        """Sleep for a random part of a process's life, sometimes too short for its start."""
         longest = STARTING if self._chance.random() < 0.2 else LONGEST_LIFE
         await asyncio.sleep(longest * self._chance.random())
 
@@ -109,7 +112,7 @@ class Killer:
 
 
 async def come_and_go(orchestrator: Orchestrator, chance: random.Random) -> None:
-    """An orchestrator that is away now and then, so that results pile up."""
+    """Take the orchestrator away at random, so that results pile up."""
     while True:
         await asyncio.sleep(0.4 * chance.random())
         orchestrator.away = not orchestrator.away
@@ -117,7 +120,7 @@ async def come_and_go(orchestrator: Orchestrator, chance: random.Random) -> None
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("processes", "kills"), [(1, 100), (3, 30)], ids=["alone", "three share a folder"])
-async def test_a_result_that_was_spooled_is_neither_lost_nor_done_again(
+async def test_spooled_result_survives_kills_and_is_not_computed_again(
     forks: Zygote, tmp_path: Path, processes: int, kills: int
 ) -> None:
     chance = random.Random(kills)
@@ -148,7 +151,7 @@ async def test_a_result_that_was_spooled_is_neither_lost_nor_done_again(
 async def all_done(orchestrator: Orchestrator, killer: Killer) -> None:
     try:
         async with asyncio.timeout(END_SECONDS):
-            while orchestrator.open:  # noqa: ASYNC110 - the end of a test: nobody tells
+            while orchestrator.open:  # noqa: ASYNC110 - the end of a test sends no event
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"{orchestrator.open} attempts never got a result: {killer.log.read_text()}") from None
@@ -168,7 +171,7 @@ def check(orchestrator: Orchestrator, evidence: Evidence) -> None:
 
 
 def check_each_ran_once(orchestrator: Orchestrator, evidence: Evidence) -> None:
-    """Of one process at a time, not even an unfinished attempt is begun twice: it is reported as cut off."""
+    """With one process at a time, not even an unfinished attempt is started twice: it is reported as cut off."""
     twice = {key: runs for key, runs in evidence.runs().items() if runs > 1}
     assert not twice
     assert evidence.undelivered > 20, "kills met results that waited"

@@ -1,4 +1,4 @@
-"""A service of the SDK whose process is going to be killed. Each run of a step is written down, and unlike others."""
+"""SDK service for tests that kill it. It records each run, and each result is unique."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The shipped services with a memory: every result says which attempt made it, and from whose inputs."""
+"""The shipped services, extended to say in each result which attempt made it and from which inputs."""
 
 import asyncio
 import json
@@ -6,17 +6,17 @@ import os
 import random
 from pathlib import Path
 
-from lucius.services import SERVICES, ServiceSettings
+from lucius.reference_services import SERVICES, ServiceSettings
 from lucius.worker import Service, StepContext, StepResult
+from lucius.worker.definition import call_step
 from lucius.worker.host import host
-from lucius.worker.service import call
 from lucius.worker.settings import WorkerSettings
 
 CONCURRENCY = 8
 
 
 def witness(name: str, diary: Path, slowest: float) -> Service:
-    """Does the work of a shipped service, in a random time, and writes down that it did."""
+    """Return a service that does a shipped service's work in a random time, and records each attempt."""
     service = Service(name)
     inner = SERVICES[name](ServiceSettings())
     book = os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -28,7 +28,7 @@ def witness(name: str, diary: Path, slowest: float) -> Service:
         os.write(book, json.dumps({"jobId": directive.jobId, "stepId": directive.stepId, **made_by}).encode() + b"\n")
         await asyncio.sleep(slowest * random.random() ** 3)  # mostly short, now and then long
         step = inner.step_for(directive.step_type)
-        done = await asyncio.to_thread(call, step.execute, ctx, step.params)
+        done = await asyncio.to_thread(call_step, step.execute, ctx, step.params)
         used = {step_id: given.result["lease_id"] for step_id, given in ctx.inputs.items()}
         return StepResult({**done.result, **made_by, "used": used}, done.artifact_refs)
 
@@ -38,6 +38,11 @@ def witness(name: str, diary: Path, slowest: float) -> Service:
 async def serve_witness(name: str, base_url: str, api_key: str, data_dir: str, slowest: str) -> None:
     folder = Path(data_dir)
     settings = WorkerSettings(
-        orchestrator_url=base_url, api_key=api_key, concurrency=CONCURRENCY, data_dir=folder, grace_seconds=5
+        orchestrator_url=base_url,
+        api_key=api_key,
+        concurrency=CONCURRENCY,
+        data_dir=folder,
+        blob_root=Path(os.environ["LUCIUS_BLOB_ROOT"]),
+        grace_seconds=5,
     )
     await host([witness(name, folder / "diary.jsonl", float(slowest))], settings)

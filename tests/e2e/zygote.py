@@ -1,6 +1,6 @@
-"""Starts test processes fast: it has imported everything already, so that a restart after kill -9 is one fork.
+"""Process that forks test processes fast: everything is imported, so a restart after kill -9 is one fork.
 
-Speaks JSON lines with its owner. It, and all that it started, are one process group, and end when its stdin does.
+Speaks JSON lines with its owner. It and its children are one process group, and end when its stdin does.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from tests.e2e.recorder import serve_recorders
 from tests.e2e.victim import victim
 from tests.e2e.witness import serve_witness
 
-# What is imported when it is chosen: so that a fork finds it imported.
+# Imported dynamically, and therefore imported here before the fork.
 for name in (
     "httptools",
-    "lucius.adapters.bus_redis.consumer",
-    "lucius.adapters.bus_redis.dead_letters",
-    "lucius.adapters.bus_redis.publisher",
-    "lucius.adapters.http_caller",
-    "lucius.adapters.ledger_postgres",
-    "lucius.adapters.ledger_sqlite",
+    "lucius.adapters.bus.redis.consumer",
+    "lucius.adapters.bus.redis.dead_letters",
+    "lucius.adapters.bus.redis.publisher",
+    "lucius.adapters.http.caller",
+    "lucius.adapters.ledger.postgres.ledger",
+    "lucius.adapters.ledger.sqlite.ledger",
     "lucius.cli.control_plane",
     "uvicorn.lifespan.on",
     "uvicorn.protocols.http.httptools_impl",
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def wait(pid: int, seconds: float) -> int | None:
-    """The exit code as `subprocess` has it; None if the process still runs after that time."""
+    """Return the exit code as `subprocess` defines it, or None if the process still runs after that time."""
     deadline = time.monotonic() + seconds
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)

@@ -1,19 +1,18 @@
-"""What holds where people act: pauses, runs, votes, signals, side effects and their undoing, review items."""
+"""Invariants of operator acts: pauses, runs, votes, signals, compensation and review items."""
 
 from collections.abc import Iterator
 
-from lucius.core.model import (
+from lucius.core.model.records import Job, Step
+from lucius.core.model.statuses import (
     TERMINAL_JOB,
     TERMINAL_STEP,
     AttemptOutcome,
-    Job,
     JobStatus,
     ReviewKind,
     ReviewStatus,
-    Step,
     StepStatus,
 )
-from lucius.core.protocol import spec_id
+from lucius.core.protocol.definition import spec_id
 from tests.simulation.flow_rules import FROM_HERE, goes_on, stands
 from tests.simulation.invariants import DISPATCHED, Change, Known, Rule, surely_stayed
 from tests.simulation.protocols import FINANCE
@@ -23,7 +22,7 @@ WAITS = frozenset({StepStatus.WAITING, StepStatus.AWAITING_APPROVAL})
 
 
 def a_pause_holds(change: Change, _: Known) -> Iterator[str]:
-    """Nothing new starts or goes out in a paused job, and it does not end (rule 9)."""
+    """Yield each attempt, hand-over, wait or job that moves on while the job is paused."""
     before, job = change.before, change.record.job
     if before is None or before.job.paused is None:
         return
@@ -86,7 +85,7 @@ def the_end_of_a_run_never_changes(change: Change, _: Known) -> Iterator[str]:
 
 
 def a_run_starts_where_the_last_one_stopped(change: Change, _: Known) -> Iterator[str]:
-    """A retry: at the step that failed or was undone, or where it would have gone on; earlier if a person says so."""
+    """Yield a retry that starts beyond where the job stopped, or before it although no operator named the step."""
     before, plan = change.before, change.record.protocol.plan
     started = next((event for event in change.decision.events if event.type == "RUN_STARTED"), None)
     if before is None or started is None or started.data["act"] != "retry":
@@ -97,7 +96,7 @@ def a_run_starts_where_the_last_one_stopped(change: Change, _: Known) -> Iterato
     stopped = {was.failure.step_id if was.failure and was.failure.step_id else was.current_step_id}
     stopped |= {name for name, step in before.steps.items() if step.undone}
     stopped |= {token.before for token in was.ready if token.target == "UNDO"}
-    places = [plan.places[plan.ancestor(name)] for name in stopped if name is not None]
+    places = [plan.places[plan.outermost(name)] for name in stopped if name is not None]
     places = [plan.places[place.handler_of] if place.handler_of else place for place in places]
     if was.resume_from is not None and was.resume_from.target in plan.places:
         places.append(plan.places[was.resume_from.target])
@@ -120,7 +119,7 @@ def _closed_as_it_ended(was: Job, job: Job) -> Iterator[str]:
 
 
 def _again(change: Change, was: Step, now: Step) -> bool:
-    """Visited again, in a new run, tried again by a person; or kept for a new run as it is."""
+    """Return True if the change is a new visit, run or operator retry, or an unchanged step kept for a new run."""
     if now.attempt.attempt_no > was.attempt.attempt_no:
         return (now.run_no, now.visit) > (was.run_no, was.visit) or change.has(*OUTSIDE_ACTS, "COMPENSATION_STARTED")
     kept = now.run_no == change.record.job.run_no > was.run_no
@@ -129,7 +128,7 @@ def _again(change: Change, was: Step, now: Step) -> bool:
 
 
 def not_safe_steps_leave_once(change: Change, known: Known) -> Iterator[str]:
-    """What must not be repeated goes out once in a run and visit; a person may have a handler tried again."""
+    """Yield a NOT_SAFE step handed over twice in one run and visit, unless an operator had its handler retried."""
     halted = change.before is not None and change.before.job.compensation is not None
     known.resumed[change.job_id] += change.has("COMPENSATION_RESUMED") or (halted and change.has("CANCEL_REQUESTED"))
     for was, step in change.steps():
@@ -217,7 +216,7 @@ def timers_are_kept(change: Change, _: Known) -> Iterator[str]:
 
 
 def no_signal_is_lost(change: Change, known: Known) -> Iterator[str]:
-    """Given is what was taken by a step and what is kept. What is kept and awaited is taken, unless paused."""
+    """Yield signals whose kept number is not received minus consumed, and kept ones that a step still awaits."""
     job = change.record.job
     for event in change.decision.events:
         if event.type == "SIGNAL_RECEIVED":
@@ -239,7 +238,7 @@ def _signal_of(change: Change, step_id: str) -> str | None:
 
 
 def undoing_runs_backwards(change: Change, known: Known) -> Iterator[str]:
-    """The last thing done is undone first, each once, and everything that stands is."""
+    """Yield undo steps out of order: the last step is undone first, each once, and every effect that stands."""
     order, record, job = known.done.setdefault(change.job_id, []), change.record, change.record.job
     for event in change.decision.events:
         place = change.place(event.step_id) if event.step_id else None
@@ -259,13 +258,15 @@ def undoing_runs_backwards(change: Change, known: Known) -> Iterator[str]:
     if under_way.completed_at is not None and left:
         yield f"undoing is complete, and {left} are left"
     asked = under_way.by != "engine" or record.protocol.policies.compensation == "auto"
-    if not asked and not (job.cancel is not None and record.protocol.policies.compensate_on_cancel):
+    policies = record.protocol.policies
+    by_policy = policies.compensate_on_failure or (job.cancel is not None and policies.compensate_on_cancel)
+    if not asked and not by_policy:
         yield "undoing started without a person, and the policy wants one"
 
 
 def _in_reverse(change: Change, known: Known, todo: list[str], order: list[str]) -> Iterator[str]:
     record, job = change.record, change.record.job
-    failed = {name for name in todo if record.steps[name].status is not StepStatus.SUCCEEDED}  # their effect is unsure
+    failed = {name for name in todo if record.steps[name].status is not StepStatus.SUCCEEDED}  # their effect is unknown
     places = [order.index(name) for name in todo if name not in failed]
     if places != sorted(places, reverse=True):
         yield f"{todo} is the order of undoing, {order} that of doing"
@@ -275,13 +276,13 @@ def _in_reverse(change: Change, known: Known, todo: list[str], order: list[str])
         step, handler = record.steps[name], change.spec(record.steps[name]).compensation
         undo = record.steps.get(handler.step_id) if handler else None
         undone = undo is not None and undo.status is StepStatus.SUCCEEDED and undo.created_at >= step.created_at
-        done = step.status is StepStatus.SUCCEEDED and stands(known, job, step)  # what a person skipped left no effect
+        done = step.status is StepStatus.SUCCEEDED and stands(known, job, step)  # a skipped step left no effect
         if done and not undone and name not in todo:
             yield f"{name} stands and is not among what is undone: {todo}"
 
 
 def effects_are_shown_to_a_person(change: Change, known: Known) -> Iterator[str]:
-    """A step that may have left a side effect opens a review item, or will once the job goes on."""
+    """Yield a possible side effect for which no review item was opened, nor will be once the job continues."""
     job = change.record.job
     for was, step in change.ended():
         spec = change.spec(step)
@@ -295,7 +296,7 @@ def effects_are_shown_to_a_person(change: Change, known: Known) -> Iterator[str]
         waits = any(token.target == "UNDO" and token.before == step.step_id for token in job.ready)
         items = [item for item in known.reviews.values() if item.job_id == job.job_id]
         shown = any(step.step_id == item.step_id for item in items if item.kind is ReviewKind.COMPENSATION)
-        added = any(item.updated_at == job.updated_at for item in items)  # one item shows the last of several
+        added = any(item.updated_at == job.updated_at for item in items)  # one item stands for several steps
         if not waits and not shown and not added:
             yield f"step {step.step_id} ended {step.attempt.outcome} {step.attempt.failure_class}, and nobody is asked"
 

@@ -1,10 +1,10 @@
-"""The message broker: the real memory bus, which outlives the orchestrators, reached over a link that fails."""
+"""Simulated message broker: the real MemoryBus, which outlives the orchestrators, behind a faulty link."""
 
 import asyncio
 import random
 from contextvars import Context, copy_context
 
-from lucius.adapters.bus_memory import MemoryBus
+from lucius.adapters.bus.memory import MemoryBus
 from lucius.contract import Directive
 from lucius.ports.errors import BusDown, MessageRefused, OutcomeUnknown
 from tests.simulation.faults import Faults
@@ -25,7 +25,7 @@ class Broker:
         return Link(self, process)
 
     async def take(self, topic: str, directive: Directive) -> None:
-        """Confirmed, and then whatever a broker does with a message. Raises BusDown or MessageRefused if not."""
+        """Accept, then deliver, delay, duplicate or lose a directive; raise BusDown or MessageRefused otherwise."""
         faults = self.faults
         if self.bus.down:
             raise BusDown("injected")
@@ -54,7 +54,7 @@ class Broker:
 
 
 class Link:
-    """A Publisher: one process's connection to the broker."""
+    """Publisher of one process: its connection to the broker."""
 
     def __init__(self, broker: Broker, process: Process) -> None:
         self._broker = broker
@@ -96,4 +96,4 @@ class Link:
             raise BusDown("the broker is down")
 
     async def close(self) -> None:
-        """The broker is nobody's to close."""
+        """Do nothing: the broker outlives its links."""

@@ -1,4 +1,4 @@
-"""Clients: they submit until they are answered, repeat themselves, reuse keys, change their minds, and wait."""
+"""Simulated clients: they submit until accepted, repeat requests, reuse keys, cancel, and wait for the end."""
 
 import asyncio
 import random
@@ -6,10 +6,11 @@ import random
 import msgspec
 
 from lucius.contract import Accepted, JobView
-from lucius.core.model import TERMINAL_JOB
+from lucius.core.model.statuses import TERMINAL_JOB
 from lucius.ports.errors import LedgerFull
-from lucius.service.auth import ALL_SCOPES, Principal
-from lucius.service.errors import RejectCode, Rejected
+from lucius.usecases.access.auth import ALL_SCOPES, Principal
+from lucius.usecases.errors import RejectCode, Rejected
+from lucius.usecases.queries.jobs import Wait
 from tests.simulation.clock import LoopClock
 from tests.simulation.disk import Disk
 from tests.simulation.faults import Faults
@@ -23,7 +24,7 @@ BUSY = frozenset(
 
 
 class Client:
-    """One command from its submission to its end."""
+    """Client of one command, from submission to the end of its job."""
 
     def __init__(
         self,
@@ -69,11 +70,11 @@ class Client:
         await self._wait_for_end()
 
     async def _submit(self) -> None:
-        """Until it is accepted. However often it was said, it is one job, and it exists from then on."""
+        """Submit until accepted, and check that repeats return the same job and that it exists from then on."""
         body = msgspec.json.encode(self._command)
         while True:
             try:
-                accepted: Accepted = await self._network.call(lambda p: p.runtime.ingress.submit(body, WHO))
+                accepted: Accepted = await self._network.call(lambda p: p.runtime.intake.submit(body, WHO))
                 break
             except Rejected as rejected:
                 self._require(rejected.code in BUSY, "a good command is accepted", str(rejected))
@@ -90,7 +91,7 @@ class Client:
     async def _reuse_key(self) -> None:
         body = msgspec.json.encode(self._command | {"output_ref": "blob://out/other.json"})
         try:
-            await self._network.call(lambda p: p.runtime.ingress.submit(body, WHO))
+            await self._network.call(lambda p: p.runtime.intake.submit(body, WHO))
         except Rejected as refused:
             reused = refused.code is RejectCode.IDEMPOTENCY_KEY_REUSED and refused.job_id == self.job_id
             self._require(reused, "a key stands for one command", str(refused))
@@ -117,7 +118,7 @@ class Client:
         self._require(gone, "a cancel is kept", f"the job is {job.status}")
 
     async def _wait_for_end(self) -> None:
-        """Long-poll. What one was told of the end must be so."""
+        """Long-poll until the job ends, and check that the reported end matches the ledger."""
         while True:
             try:
                 view = await self._network.call(self._look, patience=6.0)
@@ -135,7 +136,7 @@ class Client:
             self._require(explained, "a waiting job says why", view.status)
 
     async def _look(self, process: Process) -> JobView:
-        return await process.runtime.queries.job(self.job_id, WHO, wait_seconds=4.0)
+        return await process.runtime.queries.job(self.job_id, WHO, Wait(4.0))
 
     def _require(self, holds: bool, rule: str, what: str) -> None:
         self._monitor.require(holds, rule, self.job_id, f"{self.name}: {what}")

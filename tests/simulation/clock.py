@@ -1,6 +1,6 @@
-"""Virtual time: an event loop that never waits, runs what is ready in an order that the seed draws, and can freeze.
+"""Virtual time: an event loop that never sleeps, runs ready callbacks in a seeded order, and can freeze processes.
 
-Nothing here does I/O. When nothing is ready the clock jumps to the next timer, so an hour costs what happens in it.
+Nothing here does I/O. With nothing ready, the clock jumps to the next timer: an hour costs only what happens in it.
 """
 
 import asyncio
@@ -12,16 +12,18 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
-from typing import Any
+from typing import Any, ParamSpec
 
-from lucius.core.model import Instant
+from lucius.core.model.records import Instant
 
 EPOCH_MS: Instant = 1_750_000_000_000
 PRUNE_AT = 256
 
+Fixtures = ParamSpec("Fixtures")
+
 
 class Owner:
-    """What runs together and dies together: all tasks of one process, and whatever they start."""
+    """All tasks of one simulated process, which freeze and die together."""
 
     def __init__(self) -> None:
         self.tasks: list[asyncio.Task[Any]] = []
@@ -29,7 +31,7 @@ class Owner:
         self.held: list[Handle] = []
 
     def context(self) -> Context:
-        """A context in which everything started belongs to this owner."""
+        """Return a context in which every task started belongs to this owner."""
         context = copy_context()
         context.run(OWNER.set, self)
         return context
@@ -39,7 +41,7 @@ OWNER: ContextVar[Owner | None] = ContextVar("owner", default=None)
 
 
 class OutOfSteps(RuntimeError):
-    """The simulation goes round and round without time passing, or has nothing left to do."""
+    """The simulation loops without time passing, or has nothing left to do."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -61,7 +63,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now
 
     def after_steps(self, steps: int, act: Callable[[], None]) -> None:
-        """Act between two callbacks, that many callbacks from now: in the middle of whatever goes on then."""
+        """Call `act` between two callbacks, `steps` callbacks from now, in the middle of ongoing work."""
         self._traps.append((self.steps + steps, act))
         self._traps.sort(key=lambda trap: trap[0])
 
@@ -75,7 +77,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return task
 
     def drain(self) -> None:
-        """Cancel every task and let it end; nothing is frozen any more."""
+        """Cancel every task and run the loop until all have ended; thaw frozen owners first."""
         self._max_steps = self.steps + 1_000_000
         self._traps.clear()
         for owner in self._holding:
@@ -85,7 +87,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             task.cancel()
         ended = asyncio.gather(*tasks, return_exceptions=True) if tasks else None
         while ended is not None and not ended.done():
-            with suppress(RuntimeError):  # a stop that came late
+            with suppress(RuntimeError):  # a late stop() ends the loop too early
                 self.run_until_complete(ended)
 
     def thaw(self, owner: Owner) -> None:
@@ -94,7 +96,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         owner.held.clear()
 
     def _run_once(self) -> None:
-        """Written out, because most of a simulation's time is spent here."""
+        """Run ready callbacks; written out in full because most of a simulation's time is spent here."""
         ready, scheduled = self._ready, self._scheduled
         if not ready:
             self._jump()
@@ -137,7 +139,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class LoopClock:
-    """The Clock port over the loop's time."""
+    """Clock port over the loop's time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -146,14 +148,14 @@ class LoopClock:
         return EPOCH_MS + round(self._loop.time() * 1000)
 
 
-def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """A test whose time passes only while it waits, however slow the machine is."""
+def in_virtual_time(test: Callable[Fixtures, Coroutine[Any, Any, None]]) -> Callable[Fixtures, None]:
+    """Decorate an async test to run in virtual time, which passes only while it waits, however slow the machine is."""
 
     @functools.wraps(test)
-    def run() -> None:
+    def run(*args: Fixtures.args, **kwargs: Fixtures.kwargs) -> None:
         loop = VirtualLoop(random.Random(1), shuffle=False, max_steps=1_000_000)
         try:
-            loop.run_until_complete(test())
+            loop.run_until_complete(test(*args, **kwargs))
         finally:
             loop.drain()
             loop.close()

@@ -1,42 +1,47 @@
-"""The durable store and the connections to it: what a crash takes and what it leaves.
+"""Simulated durable store and the connections to it, with what a crash loses and what it leaves.
 
-The dictionaries of a MemoryLedger are the disk. Every process has a ledger of its own over them, with its own group
-commit queue, which dies with it; how much of that queue was still written is drawn.
+The tables of a ledger in memory are the disk. Each process has its own store over them with its own group commit
+queue, which dies with the process; how much of that queue was still written is drawn at random.
 """
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from lucius.adapters.ledger_memory import MemoryLedger, _Record
-from lucius.core.decision import Decision, JobView
-from lucius.core.model import Instant, Job, Millis, OutboxRow, ReviewItem, Step
+from lucius.adapters.ledger.group_commit import GroupCommit
+from lucius.adapters.ledger.memory.store import open_memory
+from lucius.adapters.ledger.memory.tables import JobEntry, MemoryTables
+from lucius.core.model.decision import Decision, JobSnapshot
+from lucius.core.model.records import Instant, Job, Millis, OutboxRow, ReviewItem, Step
 from lucius.ports.errors import LedgerFull, LimitReached, VersionConflict
-from lucius.ports.ledger import Drift, IdempotencyRow, PendingQuery
+from lucius.ports.ledger import Drift, IdempotencyRow, JobReader, Ledger, Outbox, PendingQuery
+from lucius.ports.store import Store
 from tests.simulation.faults import Faults
 
 T = TypeVar("T")
 
 
 class Before(Struct, frozen=True):
-    """A job as it was before a commit."""
+    """State of a job before a commit."""
 
     job: Job
     steps: dict[str, Step]
     rows: dict[str, OutboxRow]
 
 
-Committed = Callable[["Connection", Before | None, _Record, Decision], None]
+Committed = Callable[["Connection", Before | None, JobEntry, Decision], None]
 
 
-class Disk(MemoryLedger):
-    """What survives. Nobody commits through it; connections share its dictionaries."""
+class Disk:
+    """Durable state that survives crashes; connections share its tables, and nothing commits through it."""
 
     def __init__(self, faults: Faults, rng: random.Random) -> None:
-        super().__init__()
+        self.tables = MemoryTables()
+        self.reviews = self.tables.reviews
         self.faults = faults
         self.rng = rng
         self.full = False
@@ -44,102 +49,131 @@ class Disk(MemoryLedger):
         self.on_read: Callable[[str, str], bool] = lambda *_: False
 
     @property
-    def records(self) -> dict[str, _Record]:
-        return self._records
+    def records(self) -> dict[str, JobEntry]:
+        return self.tables.records
 
     @property
     def totals(self) -> dict[str, int]:
-        return self._counters
+        return self.tables.counters
 
     @property
     def review_items(self) -> dict[str, ReviewItem]:
-        return self._reviews._items
+        return self.tables.reviews.items
 
     def lose_row(self, row: OutboxRow) -> None:
-        """Drift: an outbox row is gone."""
-        self._drop_pending(row)
-        del self._records[row.job_id].outbox[row.outbox_id]
+        """Delete an outbox row, to simulate drift."""
+        self.tables.drop_pending(row)
+        del self.records[row.job_id].outbox[row.outbox_id]
 
 
-class Connection(MemoryLedger):
-    """One process's ledger: the real one, with a slow wire to the disk and faults on the way."""
+class Connection:
+    """Store of one process: the real one in memory behind a slow, faulty wire to the disk."""
 
     def __init__(self, disk: Disk, name: str) -> None:
-        super().__init__()
         self.name = name
         self.dead = False
-        self._disk = disk
-        self._records = disk._records
-        self._live = disk._live
-        self._pending = disk._pending
-        self._keys = disk._keys
-        self._counters = disk._counters
-        self._reviews = disk._reviews
+        self.disk = disk
+        real = open_memory(disk.tables)
+        self.hooks = real.hooks
+        self._commits = GroupCommit(self._write, real.hooks, real.blocked_time)
+        self.store: Store = replace(
+            real,
+            ledger=WiredLedger(self, real.ledger, self._commits),
+            outbox=WiredOutbox(self, real.outbox),
+            jobs=WiredJobReader(self, real.jobs),
+        )
 
     def cut(self) -> None:
-        """The process died: of what it was committing, some may have been written and the rest never will be."""
-        self.on_commit = self.on_flush = None
-        keep = self._disk.rng.randint(0, len(self._queue)) if self._queue else 0
-        for decision, _ in list(self._queue)[:keep]:
+        """Disconnect a dead process: a random part of its queued commits is written, the rest is lost."""
+        self.hooks.on_commit = self.hooks.on_flush = None
+        queue = self._commits.queue
+        keep = self.disk.rng.randint(0, len(queue)) if queue else 0
+        for decision, _ in list(queue)[:keep]:
             kept = self._write_one(decision) is None
-            self._disk.faults.saw("commit_survived_crash" if kept else "commit_refused_in_crash")
-        self._disk.faults.counts["commit_lost_in_crash"] += len(self._queue) - keep
-        self._queue.clear()
+            self.disk.faults.saw("commit_survived_crash" if kept else "commit_refused_in_crash")
+        self.disk.faults.counts["commit_lost_in_crash"] += len(queue) - keep
+        queue.clear()
         self.dead = True
 
-    async def commit(self, decision: Decision) -> None:
-        await self._wire()
-        await super().commit(decision)
-        await self._wire()
+    def _write(self, decisions: Sequence[Decision]) -> list[Exception | None]:
+        return [self._write_one(decision) for decision in decisions]
 
     def _write_one(self, decision: Decision) -> Exception | None:
-        if not decision.creates and self._disk.faults.hit("ledger_conflict"):
+        if not decision.creates and self.disk.faults.hit("ledger_conflict"):
             return VersionConflict("injected")
-        if self._disk.full or self._disk.faults.hit("ledger_full"):
-            self._disk.faults.saw("commit_refused_full")
+        if self.disk.full or self.disk.faults.hit("ledger_full"):
+            self.disk.faults.saw("commit_refused_full")
             return LedgerFull("injected")
-        record = self._records.get(decision.job.job_id)
+        record = self.disk.records.get(decision.job.job_id)
         before = Before(record.job, dict(record.steps), dict(record.outbox)) if record else None
-        refusal = super()._write_one(decision)
+        refusal = self.disk.tables.write_one(decision)
         if isinstance(refusal, VersionConflict):
-            self._disk.faults.saw("conflict_of_replicas")
+            self.disk.faults.saw("conflict_of_replicas")
         elif isinstance(refusal, LimitReached):
-            self._disk.faults.saw("limit_reached")
+            self.disk.faults.saw("limit_reached")
         elif refusal is None:
-            self._disk.on_write(self, before, self._records[decision.job.job_id], decision)
+            self.disk.on_write(self, before, self.disk.records[decision.job.job_id], decision)
         return refusal
 
-    async def load(self, job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
-        return await self._read(super().load(job_id, step_ids, fresh))
-
-    async def accepted(self, tenant_id: str, key: str) -> IdempotencyRow | None:
-        return await self._read(super().accepted(tenant_id, key))
-
-    async def due(self, now: Instant, limit: int, hold_ms: Millis = 0) -> list[str]:
-        return await self._read(super().due(now, limit, hold_ms), "due")
-
-    async def pending(self, query: PendingQuery) -> list[OutboxRow]:
-        return await self._read(super().pending(query), "pending")
-
-    async def drifted(self, limit: int) -> list[Drift]:
-        return await self._read(super().drifted(limit))
-
-    async def job(self, job_id: str) -> JobView | None:
-        return await self._read(super().job(job_id))
-
-    async def _read(self, answer: Coroutine[Any, Any, T], what: str = "") -> T:
-        """What was read may be out of date when it arrives."""
+    async def read(self, answer: Coroutine[Any, Any, T], what: str = "") -> T:
+        """Return what was read, after a delay in which it may become outdated."""
         read = await answer
-        if what and self._disk.on_read(self.name, what):
-            await asyncio.sleep(0)  # here it stands still
-        await self._wire()
+        if what and self.disk.on_read(self.name, what):
+            await asyncio.sleep(0)  # lets a process frozen by on_read stop here
+        await self.wire()
         return read
 
-    async def _wire(self) -> None:
+    async def wire(self) -> None:
         if self.dead:
             raise asyncio.CancelledError
-        faults, rng = self._disk.faults, self._disk.rng
+        faults, rng = self.disk.faults, self.disk.rng
         if faults.hit("ledger_slow"):
             await asyncio.sleep(rng.choice((0, 0, rng.random() ** 6 * 1.5)))
             if self.dead:
                 raise asyncio.CancelledError
+
+
+class WiredLedger:
+    def __init__(self, wire: Connection, ledger: Ledger, commits: GroupCommit) -> None:
+        self._wire = wire
+        self._ledger = ledger
+        self._commits = commits
+
+    async def commit(self, decision: Decision) -> None:
+        await self._wire.wire()
+        await self._commits.commit(decision)
+        await self._wire.wire()
+
+    async def load(self, job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobSnapshot | None:
+        return await self._wire.read(self._ledger.load(job_id, step_ids, fresh))
+
+    async def accepted(self, tenant_id: str, key: str) -> IdempotencyRow | None:
+        return await self._wire.read(self._ledger.accepted(tenant_id, key))
+
+    async def due(self, now: Instant, limit: int, hold_ms: Millis = 0) -> list[str]:
+        return await self._wire.read(self._ledger.due(now, limit, hold_ms), "due")
+
+    async def drifted(self, limit: int) -> list[Drift]:
+        return await self._wire.read(self._ledger.drifted(limit))
+
+
+class WiredOutbox:
+    def __init__(self, wire: Connection, outbox: Outbox) -> None:
+        self._wire = wire
+        self._outbox = outbox
+
+    async def pending(self, query: PendingQuery) -> list[OutboxRow]:
+        return await self._wire.read(self._outbox.pending(query), "pending")
+
+    async def put_back(self, rows: Collection[OutboxRow]) -> None:
+        await self._outbox.put_back(rows)
+
+
+class WiredJobReader:
+    def __init__(self, wire: Connection, jobs: JobReader) -> None:
+        self._wire = wire
+        self._jobs = jobs
+        self.jobs, self.counters, self.backlog = jobs.jobs, jobs.counters, jobs.backlog
+
+    async def job(self, job_id: str) -> JobSnapshot | None:
+        return await self._wire.read(self._jobs.job(job_id))

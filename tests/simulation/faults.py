@@ -1,9 +1,9 @@
-"""What can go wrong, how often, and how often it did. Every seed draws its own mix, so that some faults meet alone."""
+"""Kinds of faults, their rates and their counts. Every seed draws its own mix, so that some faults meet alone."""
 
 import random
 from collections import Counter
 
-# How likely each is, every time it could happen, in a seed that has it at all.
+# Probability per opportunity, in a seed that has this fault at all.
 RATES: dict[str, float] = {
     "request_lost": 0.05,
     "request_doubled": 0.06,
@@ -42,15 +42,15 @@ RATES: dict[str, float] = {
     "client_cancelled": 0.15,
 }
 
-# How many of each a seed may have at most, at random moments.
+# Most occurrences of each event in one seed, at random moments.
 EVENTS: dict[str, int] = {"crash": 4, "freeze": 2, "bus_down": 2, "disk_full": 1, "drift": 2, "outbox_retry": 2}
 
 
 class Faults:
-    """The dice of one seed. Once `on` is False nothing goes wrong any more."""
+    """Random faults of one seed; none occurs while `on` is False."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.calm = rng.random() < 0.04  # a world in which nothing goes wrong, and hence nothing may fail
+        self.calm = rng.random() < 0.04  # a world without faults, in which nothing may fail
         self.on = not self.calm
         self.counts: Counter[str] = Counter()
         self._rng = rng
@@ -61,7 +61,7 @@ class Faults:
         return 0.0 if self._rng.random() < 0.35 else rate * self._rng.uniform(0.4, 2.0)
 
     def hit(self, kind: str) -> bool:
-        """Does this go wrong now? Counted if so."""
+        """Return True if this fault strikes now, and count it."""
         if not self.on or self._rng.random() >= self._rates[kind]:
             return False
         self.counts[kind] += 1

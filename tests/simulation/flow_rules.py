@@ -1,54 +1,45 @@
-"""What holds where protocols branch: every flow is somewhere, goes where the protocol says, and is counted once."""
+"""Invariants of branching protocols: no flow is lost, each follows the protocol, and each is counted once."""
 
 from collections import Counter
 from collections.abc import Iterator
 
-from lucius.adapters.ledger_memory import _Record
-from lucius.core.model import (
-    TERMINAL_STEP,
-    TIMED_OUT,
-    AttemptOutcome,
-    Job,
-    JobStatus,
-    Scope,
-    Step,
-    StepStatus,
-    Token,
-)
-from lucius.core.protocol import CONTAINERS, FAIL, SUCCEED, Place, at_items, items_of, spec_id
+from lucius.adapters.ledger.memory.tables import JobEntry
+from lucius.core.model.records import Job, Scope, Step, Token
+from lucius.core.model.statuses import TERMINAL_STEP, TIMED_OUT, AttemptOutcome, JobStatus, StepStatus
+from lucius.core.protocol.definition import CONTAINERS, FAIL, SUCCEED, Place, item_step_id, items_of, spec_id
 from tests.simulation.invariants import Change, Known, Rule
 
-FROM_HERE = "from here on"  # why a run starts from a step that a person named
+FROM_HERE = "from here on"  # reason of a run started from a step that an operator named
 DONE = frozenset({StepStatus.SUCCEEDED, StepStatus.SKIPPED})
 UNDO = frozenset({"UNDO", "UNDONE", "NOT_UNDONE"})
 
 
-def around(record: _Record, step_id: str) -> str | None:
-    """The job's step that contains this one."""
+def around(record: JobEntry, step_id: str) -> str | None:
+    """Return the id of the container around this step in the job, or None at the top level."""
     plan, items = record.protocol.plan, items_of(step_id)
     container = plan.places[spec_id(step_id)].container
-    return at_items(container, items[: plan.places[container].maps]) if container is not None else None
+    return item_step_id(container, items[: plan.places[container].maps]) if container is not None else None
 
 
-def _flow_of(record: _Record, token: Token) -> str | None:
-    """The container in which a token stands."""
+def _flow_of(record: JobEntry, token: Token) -> str | None:
+    """Return the container in which a token stands."""
     return around(record, token.before) if token.target in UNDO and token.before else token.container
 
 
 def is_stopping(job: Job) -> bool:
-    """There was more to end than one decision may: the next one goes on with it."""
+    """Return True if an end exceeded one decision and the next one continues it."""
     uncleared = job.compensation is not None and not job.compensation.cleared
     return uncleared or job.stopping is not None or any(scope.failing is not None for scope in job.scopes)
 
 
 def goes_on(job: Job) -> bool:
-    """Nothing holds it, ends it, or has yet to be caught up on."""
+    """Return True if the job is live and is not paused, cancelling, catching up or stopping."""
     held = job.paused is not None or job.catching_up or job.status is JobStatus.CANCELLING
     return job.live and not held and not is_stopping(job)
 
 
 def no_flow_is_lost_or_doubled(change: Change, _: Known) -> Iterator[str]:
-    """A flow is a running step or a token. The job has one, each branch and each item that was started has one."""
+    """Yield a miscount of flows (running steps or tokens): one for the job, one per started branch or item."""
     record, job = change.record, change.record.job
     held = job.paused is not None and job.paused.on_review
     if not job.live or held or job.status is JobStatus.QUEUED or is_stopping(job):
@@ -66,7 +57,7 @@ def no_flow_is_lost_or_doubled(change: Change, _: Known) -> Iterator[str]:
         yield from _counted(record, scope, flows[scope.container])
 
 
-def _counted(record: _Record, scope: Scope, live: int) -> Iterator[str]:
+def _counted(record: JobEntry, scope: Scope, live: int) -> Iterator[str]:
     spec = record.protocol.plan.places[spec_id(scope.container)].spec
     if scope.live != live:
         yield f"{scope.container} counts {scope.live} flows, and {live} are there"
@@ -103,11 +94,11 @@ def _joined(change: Change, step: Step) -> Iterator[str]:
     if spec.map is not None:
         outcomes, join = result["items"], spec.map.join
         first = spec.map.steps[0].step_id
-        firsts = [at_items(first, (*around_it, n)) for n in range(len(step.items or ()))]
+        firsts = [item_step_id(first, (*around_it, n)) for n in range(len(step.items or ()))]
     else:
         assert spec.parallel is not None, "a container is one or the other"
         outcomes, join = [*result["branches"].values()], spec.parallel.join
-        firsts = [at_items(branch[0].step_id, around_it) for branch in spec.parallel.branches.values()]
+        firsts = [item_step_id(branch[0].step_id, around_it) for branch in spec.parallel.branches.values()]
     said = Counter(outcome["status"] for outcome in outcomes)
     if (len(outcomes), result["total"]) != (len(firsts), len(firsts)):
         yield f"{step.step_id} joined {len(outcomes)} of {len(firsts)}"
@@ -121,7 +112,7 @@ def _joined(change: Change, step: Step) -> Iterator[str]:
 
 
 def runs_are_remembered(change: Change, known: Known) -> Iterator[str]:
-    """Where each starts, and from where on it does everything again."""
+    """Record where each run starts and from which step on it repeats everything."""
     for event in change.decision.events:
         if event.type == "RUN_STARTED":
             start, job_id = event.data["from_step"], change.job_id
@@ -153,7 +144,7 @@ def steps_start_where_a_flow_leads(change: Change, known: Known) -> Iterator[str
 
 def _is_first(change: Change, known: Known, place: Place) -> bool:
     if place.container is None and place.spec.step_id == known.starts.get(change.job_id):
-        return True  # where the run starts
+        return True  # the start of the run
     container = change.record.protocol.plan.places[place.container].spec if place.container else None
     if container is None:
         return place.index == 0
@@ -163,8 +154,8 @@ def _is_first(change: Change, known: Known, place: Place) -> bool:
     return any(branch[0].step_id == place.spec.step_id for branch in branches)
 
 
-def beside(record: _Record, step: Step) -> Iterator[Step]:
-    """What has started in the same list of steps."""
+def beside(record: JobEntry, step: Step) -> Iterator[Step]:
+    """Yield the steps that have started in the same list of steps."""
     plan, items = record.protocol.plan, items_of(step.step_id)
     here = plan.places[spec_id(step.step_id)]
     for other in record.steps.values():
@@ -174,7 +165,10 @@ def beside(record: _Record, step: Step) -> Iterator[Step]:
 
 
 def _leads(change: Change, other: Step, step: Step) -> bool:
-    """Where a step led when it ended. In one commit it may have ended and begun again, and only the last is known."""
+    """Return True if `other` led to `step` when it ended.
+
+    It may have ended and started again in one commit; then only its last visit is known, and any of its targets counts.
+    """
     place, target = change.place(other.step_id), spec_id(step.step_id)
     was = change.before.steps.get(other.step_id) if change.before else None
     ended = [e.attempt.attempt_no for e in change.decision.attempts if e.step_id == other.step_id]
@@ -187,7 +181,7 @@ def _leads(change: Change, other: Step, step: Step) -> bool:
 
 
 def stands(known: Known, job: Job, step: Step) -> bool:
-    """Whether what a step did counts in this run: nothing undid it, and no later run was told to do it again."""
+    """Return True if the step's effect counts in this run: not undone, and not repeated by a later run."""
     if step.status not in DONE or (step.undone and step.run_no != job.run_no):
         return False
     redone = known.redone.get(job.job_id, ())
@@ -195,7 +189,7 @@ def stands(known: Known, job: Job, step: Step) -> bool:
 
 
 def leads_to(place: Place, step: Step) -> set[str]:
-    """What follows a step that ended like this."""
+    """Return the targets that follow a step with this end."""
     spec = place.spec
     if step.status in DONE:
         decided = step.result.get("then") if step.kind == "decision" and isinstance(step.result, dict) else None

@@ -1,7 +1,7 @@
-"""What must hold after every commit, each rule told apart from the code that keeps it. A rule yields what breaks it.
+"""Invariants checked after every commit, written independently of the code that keeps them. A rule yields violations.
 
-These hold in every world. `line_rules` adds what holds where steps only follow one another and nobody interferes,
-`flow_rules` and `act_rules` what holds where protocols branch and people act.
+These hold in every world. `line_rules` adds those of sequential steps without operators, `flow_rules` and `act_rules`
+those of branching protocols and operator acts.
 """
 
 from collections import Counter
@@ -9,28 +9,25 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct, field
 
-from lucius.adapters.ledger_memory import _Record
-from lucius.core.decision import Decision, Defaults
-from lucius.core.model import (
+from lucius.adapters.ledger.memory.tables import JobEntry
+from lucius.core.model.decision import Decision, Defaults
+from lucius.core.model.records import Attempt, Failure, Instant, ReviewItem, Step
+from lucius.core.model.statuses import (
     TERMINAL_JOB,
     TERMINAL_STEP,
     TIMED_OUT,
     WITH_SERVICE,
-    Attempt,
     AttemptOutcome,
     FailureClass,
-    Instant,
     JobStatus,
     OutboxStatus,
-    ReviewItem,
-    Step,
     StepStatus,
 )
-from lucius.core.protocol import CONTAINERS, OF_THE_ENGINE, Place, StepSpec, spec_id
+from lucius.core.protocol.definition import CONTAINERS, ENGINE_SERVICES, Place, StepSpec, spec_id
 from tests.simulation.disk import Before
 from tests.simulation.scenery import LEASE_SLACK_MS
 
-RETRY_AFTER_MS = 2_500  # what services ask for when they are RATE_LIMITED
+RETRY_AFTER_MS = 2_500  # requested by services that report RATE_LIMITED
 DISPATCHED = frozenset({"task", "external_call", "notify"})
 NEVER_AGAIN = frozenset({FailureClass.NON_RETRYABLE, FailureClass.COMPENSATION_REQUIRED})
 
@@ -44,14 +41,14 @@ ROW_ARROWS = {
 
 
 class Absence(Struct, frozen=True):
-    """While no orchestrator was looking."""
+    """Period in which no orchestrator was running."""
 
     since: Instant
     until: Instant
 
 
 class Known(Struct):
-    """What the rules remember between commits, and what the world tells them."""
+    """State that the rules keep between commits, and what the world reports to them."""
 
     defaults: Defaults
     max_unacked: int
@@ -72,7 +69,7 @@ class Known(Struct):
     claims: dict[str, tuple[str, Instant, int]] = field(default_factory=dict)
     started: dict[str, Instant] = field(default_factory=dict)
     steady: set[str] = field(default_factory=set)
-    # Where people act
+    # Used by act_rules, flow_rules and Monitor
     reviews: dict[str, ReviewItem] = field(default_factory=dict)
     closed: dict[str, ReviewItem] = field(default_factory=dict)
     done: dict[str, list[str]] = field(default_factory=dict)
@@ -91,10 +88,10 @@ class Known(Struct):
 
 
 class Change(Struct, frozen=True):
-    """One durable commit: the job before it, and after."""
+    """One durable commit: the job before and after it."""
 
     before: Before | None
-    record: _Record
+    record: JobEntry
     decision: Decision
 
     @property
@@ -108,12 +105,12 @@ class Change(Struct, frozen=True):
         return self.place(step.step_id).spec
 
     def steps(self) -> Iterator[tuple[Step | None, Step]]:
-        """Every step that changed: as it was, if it had started, and as it is."""
+        """Yield every changed step as a pair: before (None if it had not started) and after."""
         for step in self.decision.steps:
             yield (self.before.steps.get(step.step_id) if self.before else None), step
 
     def ended(self) -> Iterator[tuple[Attempt, Step]]:
-        """Every attempt that ended in this commit while it was current: as it was, and its step as it is."""
+        """Yield every current attempt that ended in this commit, as it was before, with its step after."""
         for was, step in self.steps():
             same = was is not None and was.attempt.lease_id == step.attempt.lease_id
             if was and same and was.attempt.outcome is None and step.attempt.outcome is not None:
@@ -166,7 +163,7 @@ def results_belong_to_the_current_lease(change: Change, known: Known) -> Iterato
         if step.status is not StepStatus.SUCCEEDED or step.kind not in DISPATCHED:
             continue
         if step.attempt.adopted_from is not None or (was and was.status is step.status):
-            continue  # `act_rules` has more to say on these
+            continue  # checked by `act_rules`
         if was is None or was.attempt.lease_id != step.attempt.lease_id:
             yield f"step {step.step_id} succeeded on another lease than was current"
         said_by, lease = step.result.get("lease"), step.attempt.lease_id
@@ -190,9 +187,25 @@ def failures_have_a_cause(change: Change, known: Known) -> Iterator[str]:
         if job.error is None:
             yield "the job failed without a reason"
         elif job.compensation is not None and job.runs and job.runs[-1].error == job.error:
-            pass  # somebody had it undone after its end, which is why it failed still
-        elif job.error.code == "JOB_TIMEOUT" and (job.deadline is None or job.deadline > job.updated_at):
-            yield "the job timed out before its deadline"
+            pass  # compensated after its end, and keeps its error
+        elif job.error.code == "JOB_TIMEOUT" and not _timed_out_before(change):
+            yield from _timed_out_early(job.deadline, job.updated_at)
+    if job.live and _is_job_timeout(job.failure) and change.before and not _timed_out_before(change):
+        yield from _timed_out_early(change.before.job.deadline, job.updated_at)  # compensation clears the deadline
+
+
+def _timed_out_early(deadline: Instant | None, at: Instant) -> Iterator[str]:
+    if deadline is None or deadline > at:
+        yield "the job timed out before its deadline"
+
+
+def _timed_out_before(change: Change) -> bool:
+    """Return True if the timeout was decided earlier, and the job ends only now because steps were undone first."""
+    return change.before is not None and _is_job_timeout(change.before.job.failure)
+
+
+def _is_job_timeout(failure: Failure | None) -> bool:
+    return failure is not None and failure.error.code == "JOB_TIMEOUT"
 
 
 def _failed_for_good(change: Change, known: Known, step: Step) -> Iterator[str]:
@@ -211,14 +224,14 @@ def _may_be_repeated(spec: StepSpec, attempt: Attempt) -> bool:
 
 
 def surely_stayed(attempt: Attempt) -> bool:
-    """Nothing of it left us: the bus refused it, it was withdrawn, or the engine's own call never got out."""
+    """Return True if the attempt surely never left: refused by the bus, withdrawn, or its call was not sent."""
     unsent = attempt.extra is not None and attempt.extra.get("sent") is False
     withdrawn = attempt.outcome is AttemptOutcome.WITHDRAWN and attempt.handed_over_at is None
     return attempt.outcome is AttemptOutcome.HANDOVER_FAILED or withdrawn or unsent
 
 
 def deadlines_are_kept(change: Change, known: Known) -> Iterator[str]:
-    """No attempt is timed out before its time, nor for silence while nobody was listening (rule 7)."""
+    """Yield attempts timed out before their deadline, or within one period after an absence of all engines."""
     for was, step in change.ended():
         spec, at = change.spec(step), step.attempt.ended_at or 0
         match step.attempt.outcome:
@@ -242,7 +255,7 @@ def deadlines_are_kept(change: Change, known: Known) -> Iterator[str]:
 
 
 def a_cancel_lets_services_finish(change: Change, _: Known) -> Iterator[str]:
-    """What is with a service, or may be, is not ended by asking for a cancel (rule 8)."""
+    """Yield steps that a cancel request ended while they were, or may have been, with a service."""
     ending = change.before is not None and change.before.job.stopping is not None
     if not change.has("CANCEL_REQUESTED") or ending:
         return
@@ -253,7 +266,7 @@ def a_cancel_lets_services_finish(change: Change, _: Known) -> Iterator[str]:
 
 
 def a_success_after_a_timeout_counts(change: Change, _: Known) -> Iterator[str]:
-    """As long as no newer attempt has started, a timed-out attempt that succeeded spares the retry (rule 3)."""
+    """Yield a success of the current, timed-out attempt that was not applied while its retry waited."""
     for event in change.decision.events:
         was = change.before.steps.get(event.step_id or "") if change.before else None
         success = event.type == "CALLBACK_RESULT" and "error_code" not in event.data
@@ -302,7 +315,7 @@ def the_outbox_follows_its_steps(change: Change, _: Known) -> Iterator[str]:
 def live_jobs_have_a_clock(change: Change, known: Known) -> Iterator[str]:
     record, job = change.record, change.record.job
     if change.job_id in known.drifted:
-        return  # we took its clock or its row away: it is the sweeper's to repair
+        return  # the simulation took its clock or row, which the sweeper repairs
     waits = any(row.status is OutboxStatus.PENDING for row in record.outbox.values())
     for step_id in job.active if job.live else ():
         for what, clock in clocks(record.steps[step_id], paused=job.paused is not None):
@@ -315,7 +328,7 @@ def live_jobs_have_a_clock(change: Change, known: Known) -> Iterator[str]:
 
 
 def clocks(step: Step, *, paused: bool) -> Iterator[tuple[str, Instant]]:
-    """When something must become of a step. A pause stops what would come next, not what is with a service."""
+    """Return a step's deadlines and timers. A pause stops those of what comes next, not of what is with a service."""
     match step.status:
         case StepStatus.INITIATED:
             times = {"the ACK deadline": step.attempt.ack_deadline}
@@ -344,8 +357,8 @@ def counters_equal_the_truth(change: Change, known: Known) -> Iterator[str]:
         yield f"there are more than may be: {over}"
 
 
-def _share(record: _Record, *, drifted: bool) -> dict[str, int]:
-    """What one job adds to the counters, worked out from all of its steps and rows."""
+def _share(record: JobEntry, *, drifted: bool) -> dict[str, int]:
+    """Return what one job adds to the counters, computed from all its steps and rows."""
     job = record.job
     if job.status in TERMINAL_JOB:
         return {}
@@ -362,18 +375,18 @@ def _share(record: _Record, *, drifted: bool) -> dict[str, int]:
         if claimed or step.status is StepStatus.INITIATED:
             share[f"unacked/{step.service}"] += 1
     free_to_go = _dispatching(record) if drifted else _in_the_outbox(record)
-    share.update(f"pending/{service}/{lane}" for service, lane in free_to_go if service not in OF_THE_ENGINE)
+    share.update(f"pending/{service}/{lane}" for service, lane in free_to_go if service not in ENGINE_SERVICES)
     return dict(share)
 
 
-def _in_the_outbox(record: _Record) -> Iterator[tuple[str, int]]:
+def _in_the_outbox(record: JobEntry) -> Iterator[tuple[str, int]]:
     for row in record.outbox.values():
         if row.status is OutboxStatus.PENDING and row.claimed_at is None and row.next_attempt_at is None:
             yield row.service, row.lane
 
 
-def _dispatching(record: _Record) -> Iterator[tuple[str, int]]:
-    """The same where we took a row away: counters follow the steps, as the repair does."""
+def _dispatching(record: JobEntry) -> Iterator[tuple[str, int]]:
+    """Yield the same for jobs that lost a row: counters follow the steps, as the repair does."""
     for step in record.steps.values():
         if step.status is StepStatus.DISPATCHING and step.attempt.claimed_at is None and not step.attempt.held:
             yield step.service, step.attempt.routing.lane

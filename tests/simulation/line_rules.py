@@ -1,8 +1,8 @@
-"""What holds beside the rules of every world where the steps of a job follow one another and nobody interferes."""
+"""Further invariants of worlds with sequential steps and no operators."""
 
 from collections.abc import Iterator
 
-from lucius.core.model import TERMINAL_JOB, TERMINAL_STEP, AttemptOutcome, JobStatus, StepStatus
+from lucius.core.model.statuses import TERMINAL_JOB, TERMINAL_STEP, AttemptOutcome, JobStatus, StepStatus
 from tests.simulation.invariants import Change, Known, Rule
 
 

@@ -1,4 +1,4 @@
-"""Watches every commit and every message. The first broken rule stops the simulation."""
+"""Monitor that checks every commit and message, and stops the simulation at the first violation."""
 
 import asyncio
 import sys
@@ -7,14 +7,15 @@ from typing import Any
 
 import structlog
 
-from lucius.adapters.ledger_memory import _Record
+from lucius.adapters.ledger.memory.tables import JobEntry
 from lucius.contract import Directive
-from lucius.core.decision import Decision, Defaults
-from lucius.core.model import Step, StepStatus, message_id
-from lucius.core.protocol import spec_id
-from lucius.ports.calls import Outgoing
+from lucius.core.model.decision import Decision, Defaults
+from lucius.core.model.records import Step, message_id
+from lucius.core.model.statuses import StepStatus
+from lucius.core.protocol.definition import spec_id
 from lucius.ports.errors import LedgerFull
-from lucius.service.errors import RejectCode, Rejected
+from lucius.ports.http import Outgoing
+from lucius.usecases.errors import RejectCode, Rejected
 from tests.simulation.act_rules import ACT_RULES
 from tests.simulation.disk import Before, Connection, Disk
 from tests.simulation.faults import Faults
@@ -58,7 +59,7 @@ class Monitor:
             self._loop.stop()
 
     def watch(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
-        """A task of the world that must not fail."""
+        """Report a failure of this world task as a violation, and return the task."""
         task.add_done_callback(self._watched)
         return task
 
@@ -70,7 +71,7 @@ class Monitor:
         if not holds:
             self.fail(rule, job_id, what)
 
-    def committed(self, by: Connection, before: Before | None, record: _Record, decision: Decision) -> None:
+    def committed(self, by: Connection, before: Before | None, record: JobEntry, decision: Decision) -> None:
         job = record.job
         self.trace.note(by.name, job.job_id, f"v{job.version}", job.status.value, *_told(decision))
         for event in decision.events:
@@ -85,7 +86,7 @@ class Monitor:
                 self.fail(rule.__name__, job.job_id, what)
 
     def publishes(self, directive: Directive) -> None:
-        """A publish of this attempt begins. One that may have left us is never published again."""
+        """Check a publish that begins: it is recorded, and an attempt that may have left is never published again."""
         job_id, lease = directive.jobId, directive.lease_id
         self.require(lease not in self.known.left, "an attempt leaves once", job_id, f"{directive.message_id} again")
         self.known.left.add(lease)
@@ -99,7 +100,7 @@ class Monitor:
         self._tried_at[directive.lease_id] = (now, by)
 
     def _hand_over(self, by: str, decision: Decision) -> None:
-        """Handed over means that it may have left us: whoever claimed it published it, unless something befell them."""
+        """Check that an attempt handed over was published by its claimer, unless a fault struck that process."""
         refusals = self._faults.counts["commit_refused_full"]
         for step in decision.steps:
             lease, attempt, job_id = step.attempt.lease_id, step.attempt, step.job_id
@@ -109,14 +110,14 @@ class Monitor:
                 continue
             self._handed_by[lease] = by
             claimed_by, claimed_at, refused_before = self.known.claims.get(lease, ("", 0, 0))
-            # Who starts takes the claims that it finds for those of the dead.
+            # A starting process takes over the claims of dead ones.
             could_tell = claimed_by in self.known.steady and refused_before == refusals
             could_tell = could_tell and self.known.started[by] <= claimed_at
             forgot = could_tell and lease not in self.known.left and job_id not in self.known.drifted
             self.require(not forgot, "what is handed over has left", job_id, f"{lease} was only claimed")
 
     def pull_ended(self, by: str, service: str) -> None:
-        """With no pull of a service under way, all that this process handed over to it must have been answered."""
+        """Check, with no pull of the service under way, that everything this process handed over to it was answered."""
         for job_id, record in self._disk.records.items():
             for step_id in record.job.active:
                 step = record.steps[step_id]
@@ -125,7 +126,7 @@ class Monitor:
                     self.fail("a pull answers all it handed over", job_id, f"{step_id} was handed over to nobody")
 
     def _check_recorded(self, directive: Directive) -> None:
-        """Record, then publish: what goes out is an attempt that the ledger knows, with the results before it."""
+        """Check that a published attempt is recorded in the ledger and carries the results before it."""
         rule, job_id = "what is sent was recorded first", directive.jobId
         where = (job_id, directive.stepId, directive.attempt_no)
         self.require(self.known.leases.get(directive.lease_id) == where, rule, job_id, f"{where} is not recorded")
@@ -140,8 +141,8 @@ class Monitor:
         right_id = directive.message_id == message_id(*where)
         self.require(right_id, rule, job_id, f"{directive.message_id} is the message id of {where}")
 
-    def _check_inputs(self, directive: Directive, record: _Record, step: Step) -> None:
-        """With several flows a result may come and go meanwhile, but not one of the step's own flow."""
+    def _check_inputs(self, directive: Directive, record: JobEntry, step: Step) -> None:
+        """Check the results in a directive; with several flows, only those of the step's own flow are stable."""
         earlier = {s.step_id: s for s in record.steps.values() if s.index < step.index}
         if self._varied:
             if step.attempt.lease_id != directive.lease_id:
@@ -158,7 +159,7 @@ class Monitor:
         self.require(not more, "directives carry earlier results", directive.jobId, f"{sorted(more)} are too many")
 
     def executes(self, directive: Directive) -> None:
-        """A service begins to work. What must not be repeated is done once in a run and visit."""
+        """Check, when a service starts work, that a NOT_SAFE step is executed once per run and visit."""
         turn = self.known.once.get(directive.lease_id)
         if turn is not None:
             leases = self.known.executed.setdefault(turn, set())
@@ -169,8 +170,8 @@ class Monitor:
             )
 
     def calls_out(self, call: Outgoing, what: str) -> None:
-        """The engine sends a request: one for each attempt that was handed over, repeated only behind a guard."""
-        calls, key = self.known.calls, call.idempotency_key[:KEY_LENGTH]  # a guard's request has a key of its own
+        """Check a request of the engine: one per handed-over attempt, repeated only after the guard was asked."""
+        calls, key = self.known.calls, call.idempotency_key[:KEY_LENGTH]  # a guard's request has a longer key
         calls[key, what] += 1
         made, asked = calls[key, "make"] + calls[key, "hook"], calls[key, "guard"]
         self.trace.note("outside", "", what, key[:8], made)
@@ -179,7 +180,7 @@ class Monitor:
         self.require(careful, "guards are asked first", "", f"{call.url}: {made} and {asked}")
 
     def log(self, _: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """Errors in the log are surprises, unless we made them."""
+        """Report logged exceptions that no fault caused; a structlog processor that drops every event."""
         error = sys.exc_info()[1]
         if method == "exception" and error is not None and not _injected(error):
             self.fail("no loop fails by surprise", "", f"{event.get('event')}: {error!r}")
@@ -194,7 +195,7 @@ class Monitor:
 
 
 def _injected(error: BaseException) -> bool:
-    """Was it us? Nothing but a full disk and a job that changes too fast may be heard outside the service layer."""
+    """Return True for the only injected errors that may leave the use cases: LedgerFull and LEDGER_CONTENDED."""
     contended = isinstance(error, Rejected) and error.code is RejectCode.LEDGER_CONTENDED
     return contended or isinstance(error, LedgerFull)
 

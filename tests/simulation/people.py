@@ -1,6 +1,6 @@
-"""People: they vote, signal, pause, resume, cancel, retry, skip, undo, adopt and discard, at any time and all at once.
+"""Simulated operators: vote, signal, pause, resume, cancel, retry, skip, compensate, adopt and discard, concurrently.
 
-While things go wrong they meddle. Once nothing does they settle: whatever rests on a person gets one.
+While faults are on they act at random. Afterwards they settle every job that waits for an operator.
 """
 
 import asyncio
@@ -10,13 +10,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from lucius.adapters.ledger_memory import _Record
-from lucius.core.model import JobStatus, ReviewItem, ReviewKind, ReviewStatus, Step, StepStatus
+from lucius.adapters.ledger.memory.tables import JobEntry
+from lucius.bootstrap.control_plane import Runtime
+from lucius.core.model.records import ReviewItem, Step
+from lucius.core.model.statuses import JobStatus, ReviewKind, ReviewStatus, StepStatus
 from lucius.ports.errors import LedgerFull
-from lucius.service.auth import ALL_SCOPES, Principal
-from lucius.service.errors import RejectCode, Rejected
-from lucius.service.reviews import Asked
-from lucius.wiring import Runtime
+from lucius.usecases.access.auth import ALL_SCOPES, Principal
+from lucius.usecases.errors import RejectCode, Rejected
+from lucius.usecases.operations.reviews import RequestedAct
 from tests.simulation.clients import BUSY
 from tests.simulation.clock import VirtualLoop
 from tests.simulation.disk import Disk
@@ -26,11 +27,11 @@ from tests.simulation.monitor import Monitor
 from tests.simulation.process import Network, Process, Unanswered
 from tests.simulation.protocols import FINANCE, PEOPLE
 
-MOST_RUNS = 4
+MAX_RUNS = 4
 STRANGER, CARETAKER = "eve", "caretaker"
 SUPPLIED = {"n": 5, "items": [2]}
 
-# How much each is liked, in a world that knows it at all.
+# Relative weight of each act, in a world that has it at all.
 LIKED: dict[str, float] = {
     "approve": 4,
     "reject": 1,
@@ -50,7 +51,7 @@ LIKED: dict[str, float] = {
     "weigh": 0.5,
 }
 
-# What a person may be told instead: the state of the job, or of the item, does not allow it.
+# Permitted refusals: the state of the job or the review item does not allow the act.
 REFUSALS = BUSY | {
     RejectCode.JOB_TERMINAL,
     RejectCode.JOB_LIVE,
@@ -73,7 +74,7 @@ REFUSALS = BUSY | {
 
 
 class Deed(Struct, frozen=True):
-    """Something a person asks for. `proof` is the event that must be there once it was granted."""
+    """Request of an operator. `proof` is the event that must exist once it was granted."""
 
     name: str
     do: Callable[[Runtime], Coroutine[Any, Any, Any]]
@@ -89,7 +90,7 @@ class People:
         self._liked = {act: weight for act, weight in LIKED.items() if rng.random() < 0.75}
         self._pace = rng.choice((0.4, 0.8, 2.0))
 
-    # While things go wrong
+    # Random acts while faults are on
 
     async def meddle(self) -> None:
         while self._faults.on:
@@ -105,14 +106,14 @@ class People:
             return
         record = self._rng.choice(jobs)
         deeds = [self._deed(act, record)]
-        if self._rng.random() < 0.2:  # somebody else has the same idea, or another one
+        if self._rng.random() < 0.2:  # a second operator asks for the same or another act
             other = self._rng.choice([*self._liked])
             deeds.append(self._deed(other, record) if self._rng.random() < 0.5 else deeds[0])
         for deed in deeds:
             if deed is not None:
                 self._monitor.watch(self._loop.create_task(self._ask(record.job.job_id, deed)))
 
-    def _is_apt(self, act: str, record: _Record) -> bool:
+    def _is_apt(self, act: str, record: JobEntry) -> bool:
         job = record.job
         held = job.paused is not None and job.paused.on_review
         match act:
@@ -130,9 +131,9 @@ class People:
                 return bool(self._items(record, stale=act == "adopt"))
             case _:
                 ended = job.status in (JobStatus.FAILED_FINAL, JobStatus.CANCELLED)
-                return (held or ended) and job.run_no < MOST_RUNS
+                return (held or ended) and job.run_no < MAX_RUNS
 
-    def _deed(self, act: str, record: _Record) -> Deed | None:
+    def _deed(self, act: str, record: JobEntry) -> Deed | None:
         rng, job_id, who = self._rng, record.job.job_id, _person(self._rng.choice(PEOPLE))
         match act:
             case "approve" | "reject" | "vote_oddly":
@@ -155,8 +156,8 @@ class People:
                 items = self._items(record, stale=act == "adopt")
                 return self._review(act, rng.choice(items), who) if items else None
 
-    def _vote(self, act: str, record: _Record) -> Deed | None:
-        """Oddly: by a stranger, for the second time, or when all is decided."""
+    def _vote(self, act: str, record: JobEntry) -> Deed | None:
+        """Return a vote; an odd one comes from a stranger, is a repeat, or is late."""
         rng, odd = self._rng, act == "vote_oddly"
         asked = [step for step in record.steps.values() if step.kind == "human_approval"]
         steps = asked if odd else [step for step in asked if step.status is StepStatus.AWAITING_APPROVAL]
@@ -172,16 +173,16 @@ class People:
             act = self._rng.choice(("retry", "skip", "compensate", "discard", "adopt"))
         act = "retry" if act == "retry_item" else act
         result = SUPPLIED if act == "skip" else None
-        asked = Asked(act=act, reason="as I see it", result=result, dry_run=weigh)
-        return Deed("weigh" if weigh else act, lambda runtime: runtime.reviews.act(item.review_id, asked, who))
+        requested = RequestedAct(act=act, reason="as I see it", result=result, dry_run=weigh)
+        return Deed("weigh" if weigh else act, lambda runtime: runtime.reviews.act(item.review_id, requested, who))
 
-    def _items(self, record: _Record, *, stale: bool) -> list[ReviewItem]:
+    def _items(self, record: JobEntry, *, stale: bool) -> list[ReviewItem]:
         items = self._monitor.known.reviews.values()
         mine = [i for i in items if i.job_id == record.job.job_id and i.status is ReviewStatus.OPEN]
         return [item for item in mine if (item.kind is ReviewKind.STALE_RESULT) is stale]
 
     async def _ask(self, job_id: str, deed: Deed) -> None:
-        """What a person is told may be a refusal, but always one with a name; and what was granted is so."""
+        """Perform the deed, and check that a refusal is a permitted one and that a granted act is recorded."""
         said = "GRANTED"
         try:
             await self._network.call(lambda process: _granted(process, deed))
@@ -197,15 +198,15 @@ class People:
             told = any((event.type, event.data.get("by")) == deed.proof for event in events)
             self._monitor.require(told, "what people did is told", job_id, f"{deed.name}: no {deed.proof}")
 
-    # Once nothing does
+    # Settling afterwards
 
     async def settle(self) -> None:
-        """One look at everything that rests on a person."""
+        """Act once on every live job that waits for an operator."""
         for record in [*self._disk.records.values()]:
             for deed in [*self._due(record)] if record.job.live else ():
                 await self._ask(record.job.job_id, deed)
 
-    def _due(self, record: _Record) -> Iterator[Deed]:
+    def _due(self, record: JobEntry) -> Iterator[Deed]:
         rng, job, who = self._rng, record.job, _person(CARETAKER)
         if job.paused is not None and job.paused.on_review:
             yield self._resolution(record, who)
@@ -219,11 +220,11 @@ class People:
                 elif step.status is StepStatus.WAITING and step.awaits is not None and rng.random() < 0.6:
                     yield _signal(job.job_id, who, step.awaits)
 
-    def _resolution(self, record: _Record, who: Principal) -> Deed:
-        """Of a job that is held on its review item."""
+    def _resolution(self, record: JobEntry, who: Principal) -> Deed:
+        """Return the review act for a job that is held on its review item."""
         item = record.job.review
         assert item is not None, "a rule sees to that"
-        spent = record.job.run_no >= MOST_RUNS
+        spent = record.job.run_no >= MAX_RUNS
         return self._review(
             "discard" if spent else self._rng.choice(("compensate", "retry", "skip", "discard")), item, who
         )
@@ -238,7 +239,7 @@ def _person(name: str) -> Principal:
     return Principal(name, frozenset(ALL_SCOPES), frozenset({"*"}), groups=groups)
 
 
-def _signals(record: _Record) -> list[str]:
+def _signals(record: JobEntry) -> list[str]:
     waits = [place.spec.wait for place in record.protocol.plan.places.values()]
     return sorted({wait.signal for wait in waits if wait is not None and wait.signal is not None})
 
@@ -248,13 +249,13 @@ def _signal(job_id: str, who: Principal, name: str) -> Deed:
     return Deed("signal", lambda runtime: runtime.operations.signal(job_id, who, name, {"n": 1}, ""), proof)
 
 
-def _vote(record: _Record, step: Step, who: Principal, *, approves: bool) -> Deed:
+def _vote(record: JobEntry, step: Step, who: Principal, *, approves: bool) -> Deed:
     job_id, step_id = record.job.job_id, step.step_id
     proof = ("STEP_APPROVED" if approves else "STEP_REJECTED", who.name)
     return Deed("vote", lambda runtime: runtime.operations.vote(job_id, step_id, who, approves, "as I see it"), proof)
 
 
-def _may_vote(record: _Record, step: Step) -> list[str]:
+def _may_vote(record: JobEntry, step: Step) -> list[str]:
     spec = record.protocol.step(step.step_id)
     approval = spec.human_approval if spec else None
     named = PEOPLE if approval is None or FINANCE in approval.approvers else approval.approvers

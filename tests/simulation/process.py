@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
+from lucius.bootstrap.control_plane import Runtime
 from lucius.ports.errors import LuciusError
-from lucius.wiring import Runtime
 from tests.simulation.clock import LoopClock, Owner, VirtualLoop
 from tests.simulation.disk import Connection, Disk
 from tests.simulation.faults import Faults
@@ -24,7 +24,7 @@ class Unanswered(Exception):
 
 
 class Process(Owner):
-    """One life of an orchestrator. All of its memory dies with it; the disk stays."""
+    """One life of an orchestrator process. Its memory dies with it; the disk stays."""
 
     def __init__(self, name: str, disk: Disk, started_at: float) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Process(Owner):
         self.pulling: Counter[str] = Counter()
 
     def serve(self, act: Act[T], outside: Context) -> asyncio.Future[T]:
-        """Take a request. The answer breaks off when the process dies; it does not stop when the caller leaves."""
+        """Start the request and return its answer: Unanswered if the process dies; it runs on if the caller leaves."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         task = loop.create_task(act(self), context=self.context())
@@ -51,13 +51,13 @@ def _hand_on(done: asyncio.Task[T], answer: asyncio.Future[T]) -> None:
         return
     if error is not None:
         answer.set_exception(error)
-        answer.exception()  # the caller may have left
+        answer.exception()  # mark as retrieved: the caller may be gone
     else:
         answer.set_result(done.result())
 
 
 class Fleet:
-    """The slots that processes live in. Keeps book of the times when nobody was looking."""
+    """Slots for processes; records the periods in which none was running."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Fleet:
         self._look_around()
 
     async def _boot(self, process: Process) -> None:
-        await process.runtime.engine.start()
+        await process.runtime.loops.start()
         process.open = True
 
     def _booted(self, slot: int, process: Process, done: asyncio.Task[None]) -> None:
@@ -112,7 +112,7 @@ class Fleet:
         self.crash(slot, downtime=1.0)
 
     def crash(self, slot: int, downtime: float) -> None:
-        """kill -9, here and now, and a new life after a while."""
+        """Kill the process at once, as kill -9 does, and start a new one after `downtime` seconds."""
         process = self._slots[slot] if slot < len(self._slots) else None
         if process is None:
             return
@@ -129,7 +129,7 @@ class Fleet:
         self._loop.call_later(downtime, self.start, slot, context=self.outside)
 
     def freeze(self, name: str, seconds: float) -> None:
-        """The process stands still while the world goes on: a stopped machine, a stalled disk."""
+        """Stop the process while the world goes on, as a stopped machine or a stalled disk would."""
         process = next((p for p in self._slots if p is not None and p.name == name), None)
         if process is None or process.frozen:
             return
@@ -158,14 +158,14 @@ class Fleet:
         return [process.name for process in self._slots if process is not None]
 
     def pick(self) -> Process | None:
-        """Any process that takes requests. One that is frozen takes them too, and lets its callers wait."""
+        """Return any process that takes requests, or None; a frozen one takes them too and lets its callers wait."""
         open_ = [process for process in self._slots if process is not None and process.open]
         return self._rng.choice(open_) if open_ else None
 
     def _look_around(self) -> None:
-        """Note when the last one stopped looking and when one looks again.
+        """Record when the last process stops running and when one runs again.
 
-        Short stand-stills of a process that lives on are within its tolerance and no absence.
+        Short freezes of a process that lives on are within its tolerance and count as no absence.
         """
         now = self._clock.now()
         looking = [process for process in self._slots if process is not None and not process.frozen]
@@ -182,13 +182,13 @@ class Fleet:
 
 
 class Network:
-    """Between everyone and the orchestrators: requests and answers are lost, doubled, delayed and so reordered."""
+    """Network to the orchestrators: loses, duplicates, delays and so reorders requests and answers."""
 
     def __init__(self, loop: VirtualLoop, rng: random.Random, faults: Faults, fleet: Fleet) -> None:
         self._loop, self._rng, self._faults, self._fleet = loop, rng, faults, fleet
 
     async def call(self, act: Act[T], patience: float = 4.0) -> T:
-        """Raises Unanswered when no answer comes, and whatever the orchestrator refuses with."""
+        """Return the answer of any process; raise Unanswered if none comes, and what the orchestrator refuses with."""
         faults, rng = self._faults, self._rng
         if faults.hit("request_lost"):
             await self._give_up(patience)

@@ -1,12 +1,12 @@
-"""Random protocols of every kind: small trees that are sound by construction, with short times and tight limits."""
+"""Random protocols of every kind: small trees, sound by construction, with short times and tight limits."""
 
 import random
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from lucius.core.model import FailureClass
-from lucius.core.protocol import (
+from lucius.core.model.statuses import FailureClass
+from lucius.core.protocol.definition import (
     FAIL,
     SUCCEED,
     Approval,
@@ -20,7 +20,7 @@ from lucius.core.protocol import (
     Notify,
     Parallel,
     Policies,
-    Protocol,
+    ProtocolDefinition,
     RetryPolicy,
     StepSpec,
     Wait,
@@ -44,15 +44,19 @@ KINDS = {
 }
 
 
-def draw_protocol(rng: random.Random, number: int) -> Protocol:
+def draw_protocol(rng: random.Random, number: int) -> ProtocolDefinition:
     steps = Author(rng).flow(rng.randint(2, 4), (), 0, in_map=False)
+    timeout_ms = rng.choice((None, None, None, None, 15_000, 40_000))
+    policy = rng.choice(("auto", "manual"))
+    undoes = rng.random()
     policies = Policies(
-        timeout_ms=rng.choice((None, None, None, None, 15_000, 40_000)),
-        compensation=rng.choice(("auto", "manual")),
-        compensate_on_cancel=rng.random() < 0.4,
+        timeout_ms=timeout_ms,
+        compensation="auto" if policy == "auto" else "manual",
+        compensate_on_cancel=undoes < 0.4,
+        compensate_on_failure=0.2 < undoes < 0.6,
     )
     promised = {"type": "object"} if rng.random() < 0.1 else {}
-    return Protocol(
+    return ProtocolDefinition(
         protocol_id=f"v{number}",
         version=1,
         request_type=f"V{number}",
@@ -64,11 +68,11 @@ def draw_protocol(rng: random.Random, number: int) -> Protocol:
 
 
 class Author:
-    """Draws the steps of one protocol. Their ids are unique over the whole of it."""
+    """Generates the steps of one protocol; ids are unique within it."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._careful = rng.random() < 0.4  # all that is done can be undone, so nothing leads back
+        self._careful = rng.random() < 0.4  # every effect can be undone, so no step leads back
         self._named = 0
         self._containers = 0
 
@@ -77,7 +81,7 @@ class Author:
         return 0.9 if self._careful else 0.3
 
     def flow(self, length: int, seen: tuple[str, ...], depth: int, *, in_map: bool) -> tuple[StepSpec, ...]:
-        """A list of steps. `seen` names those with a number for a result that expressions here can read."""
+        """Return a list of steps. `seen` names the steps whose result has a number that expressions can read."""
         specs: list[StepSpec] = []
         for _ in range(length):
             spec = self._step(seen, depth, in_map=in_map)
@@ -143,7 +147,7 @@ class Author:
         return self._task(f"undo-{name}", in_map=True)
 
     def _decision(self, name: str, seen: tuple[str, ...], *, in_map: bool) -> StepSpec:
-        """Where it leads is filled in once the steps around it are known."""
+        """Return a decision whose targets are placeholders until the steps around it are known."""
         conditions = [self._condition(seen, in_map=in_map) for _ in range(self._rng.randint(1, 2))]
         choices = tuple(Choice(when=when, then=FAIL) for when in conditions)
         return StepSpec(step_id=name, kind="decision", decision=Decide(choices=choices))
@@ -227,7 +231,7 @@ class Author:
         return self._rng.choice(options) if self._rng.random() > 0.04 else "input.n"
 
     def _wired(self, specs: Sequence[StepSpec]) -> list[StepSpec]:
-        """Who leads to whom, within the list: mostly on, sometimes past the next one, back, or to an end."""
+        """Return the steps with targets set: mostly the next step, sometimes a later one, an earlier one, or an end."""
         rng, names = self._rng, [spec.step_id for spec in specs]
         wired = []
         for at, spec in enumerate(specs):
@@ -251,7 +255,7 @@ def _can_time_out(spec: StepSpec) -> bool:
 
 
 def _reachable(specs: list[StepSpec]) -> list[StepSpec]:
-    """With what keeps a step from being reached undone: the step before it leads on to it again."""
+    """Return the steps with every one reachable: the step before a missed one leads to it again."""
     while missed := _first_missed(specs):
         before, missing = specs[missed - 1], specs[missed].step_id
         if before.decision is not None:
@@ -262,7 +266,7 @@ def _reachable(specs: list[StepSpec]) -> list[StepSpec]:
 
 
 def _first_missed(specs: list[StepSpec]) -> int:
-    """The number of the first step that nothing before it leads to; 0 if there is none."""
+    """Return the index of the first step that nothing before it leads to, or 0 if there is none."""
     reached = {specs[0].step_id}
     for at, spec in enumerate(specs):
         if spec.step_id not in reached:
@@ -272,14 +276,14 @@ def _first_missed(specs: list[StepSpec]) -> int:
 
 
 def _undone_once(specs: list[StepSpec]) -> list[StepSpec]:
-    """Without handlers in loops, where they would undo the last visit only."""
+    """Return the steps without handlers in loops, where they would undo only the last visit."""
     names = [spec.step_id for spec in specs]
     ways = {spec.step_id: _targets(spec, after) for spec, after in zip(specs, [*names[1:], SUCCEED], strict=True)}
     return [_without_handlers(spec) if spec.step_id in _ahead(ways, spec.step_id) else spec for spec in specs]
 
 
 def _ahead(ways: dict[str, set[str]], name: str) -> set[str]:
-    """All that a flow may come to from a step."""
+    """Return every target that a flow may reach from a step."""
     found: set[str] = set()
     look_at = [name]
     while look_at:

@@ -1,22 +1,23 @@
-"""What must hold once nothing goes wrong any more: every clock is looked at, every job ends, nothing is left over."""
+"""Checks after the faults have stopped: no clock is missed, every job ends, nothing is left over."""
 
 from collections.abc import Iterator
 
-from lucius.adapters.ledger_memory import _Record
-from lucius.core.chain import walk
-from lucius.core.model import AttemptOutcome, Instant, JobStatus, OutboxStatus, ReviewStatus
+from lucius.adapters.ledger.memory.tables import JobEntry
+from lucius.core.model.event_chain import verify_events
+from lucius.core.model.records import Instant
+from lucius.core.model.statuses import AttemptOutcome, JobStatus, OutboxStatus, ReviewStatus
 from tests.simulation.disk import Disk
 from tests.simulation.flow_rules import is_stopping
 from tests.simulation.invariants import clocks
 from tests.simulation.monitor import Monitor
 
-RECOVERY_MS = 12_000  # loops that failed have backed off for up to ten seconds
-LATENESS_MS = 3_000  # how late a clock may be looked at after that
-HANDOVER_MS = 850  # how long a row takes to leave at most: the publishes before it, and its own
+RECOVERY_MS = 12_000  # failed loops back off for up to ten seconds
+LATENESS_MS = 3_000  # how late a clock may be acted on after that
+HANDOVER_MS = 850  # longest time for a row to leave: the publishes before it, and its own
 
 
 def look_at_clocks(monitor: Monitor, disk: Disk, healed_at: Instant, now: Instant) -> None:
-    """No deadline of a live job may have passed unseen."""
+    """Check that no deadline of a live job passed unnoticed."""
     for job_id, record in disk.records.items():
         if not record.job.live or is_stopping(record.job):
             continue
@@ -25,7 +26,7 @@ def look_at_clocks(monitor: Monitor, disk: Disk, healed_at: Instant, now: Instan
             monitor.require(late <= LATENESS_MS, "clocks are looked at", job_id, f"{what} passed {now - clock} ms ago")
 
 
-def _clocks(record: _Record) -> Iterator[tuple[str, Instant]]:
+def _clocks(record: JobEntry) -> Iterator[tuple[str, Instant]]:
     paused = record.job.paused is not None
     if record.job.deadline is not None and not paused:
         yield "the job's deadline", record.job.deadline
@@ -42,10 +43,10 @@ def look_at_the_end(monitor: Monitor, disk: Disk) -> None:
     monitor.require(not disk.totals, "counters end at nothing", "", str(disk.totals))
 
 
-def _look_at_history(monitor: Monitor, record: _Record) -> None:
-    """The events are a chain, every attempt is there, and who failed is looked at or was."""
+def _look_at_history(monitor: Monitor, record: JobEntry) -> None:
+    """Check that events form a chain, no attempt is missing, and a failed job has a review item."""
     job = record.job
-    broken = walk(record.events, job.event_seq, job.event_hash).breaks
+    broken = verify_events(record.events, job.event_seq, job.event_hash).breaks
     monitor.require(not broken, "events are a chain", job.job_id, str(broken))
     for step in record.steps.values():
         missing = [no for no in range(1, step.attempt.attempt_no + 1) if (step.step_id, no) not in record.attempts]
@@ -57,7 +58,7 @@ def _look_at_history(monitor: Monitor, record: _Record) -> None:
 
 
 def look_at_calm(monitor: Monitor, disk: Disk, *, at_once: bool) -> None:
-    """Where nothing went wrong nothing failed, nothing was done twice, and rows left as soon as they were written."""
+    """Check, without faults, that nothing failed or ran twice and that rows left as soon as they were written."""
     for job_id, record in disk.records.items():
         if record.job.deadline is not None:
             continue
@@ -71,7 +72,7 @@ def look_at_calm(monitor: Monitor, disk: Disk, *, at_once: bool) -> None:
 
 
 def look_at_varied_calm(monitor: Monitor, disk: Disk) -> None:
-    """Where nothing went wrong nothing was tried twice, whatever people decided."""
+    """Check, without faults, that no attempt was lost, for any decisions of operators."""
     for job_id, record in disk.records.items():
         for ended in record.attempts.values():
             outcome = ended.attempt.outcome

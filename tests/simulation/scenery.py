@@ -1,28 +1,29 @@
-"""The deployment of one seed: its protocols and settings, with short times and tight limits."""
+"""Deployment of one seed: its protocols and settings, with short times and tight limits."""
 
 import random
 
-from lucius.core.decision import Defaults
-from lucius.core.protocol import Policies, Protocol, RetryPolicy, StepSpec
+from lucius.bootstrap.settings import Settings
+from lucius.core.model.decision import Defaults
+from lucius.core.protocol.definition import Policies, ProtocolDefinition, RetryPolicy, StepSpec
 from lucius.ports.errors import ProtocolError
-from lucius.settings import Settings
 from tests.simulation.protocols import SERVICES, draw_protocol
 
-LEASE_SLACK_MS = 1_500  # what the engine's own calls have beyond their timeout
-RETRY_INTERVAL = 1.0  # seconds between looks at a bus that is down
+LEASE_SLACK_MS = 1_500  # added to the timeout of the engine's own calls
+WEBHOOK_MASTER = "whsec_YSBtYXN0ZXIgc2VjcmV0IG9mIHRoZSBzaW11bGF0aW9u"
+RETRY_INTERVAL = 1.0  # seconds between retries of a bus that is down
 
 
 class FixedProtocols:
-    """A ProtocolSource whose protocols are drawn by the seed: of one to three tasks in a row, or of every kind."""
+    """ProtocolSource with the seed's protocols: one to three tasks in sequence, or of every kind."""
 
     def __init__(self, rng: random.Random, *, varied: bool) -> None:
         draw = draw_protocol if varied else _protocol
         self._protocols = {protocol.request_type: protocol for protocol in (draw(rng, n) for n in (1, 2, 3))}
 
-    def resolve(self, request_type: str, version: int | None = None) -> Protocol | None:
+    def resolve(self, request_type: str, version: int | None = None) -> ProtocolDefinition | None:
         return self._protocols.get(request_type)
 
-    def list(self) -> tuple[Protocol, ...]:
+    def list(self) -> tuple[ProtocolDefinition, ...]:
         return tuple(self._protocols.values())
 
     def refresh(self) -> bool:
@@ -32,7 +33,7 @@ class FixedProtocols:
         return ()
 
 
-def _protocol(rng: random.Random, steps: int) -> Protocol:
+def _protocol(rng: random.Random, steps: int) -> ProtocolDefinition:
     retry = RetryPolicy(
         max_attempts=rng.choice((None, None, 2, 6)),
         backoff_strategy=rng.choice(("fixed", "exponential", "jittered")),
@@ -54,7 +55,9 @@ def _protocol(rng: random.Random, steps: int) -> Protocol:
         for service in rng.sample(SERVICES, steps)
     )
     policies = Policies(timeout_ms=rng.choice((None, None, None, 20_000, 60_000)))
-    return Protocol(protocol_id=f"p{steps}", version=1, request_type=f"P{steps}", steps=specs, policies=policies)
+    return ProtocolDefinition(
+        protocol_id=f"p{steps}", version=1, request_type=f"P{steps}", steps=specs, policies=policies
+    )
 
 
 def draw_settings(rng: random.Random, pushes: bool) -> Settings:
@@ -67,6 +70,7 @@ def draw_settings(rng: random.Random, pushes: bool) -> Settings:
         bus_url="memory:" if pushes else "local:",
         workspace_root="file:///workspace",
         token_secrets=("a secret of the simulation",),
+        webhook_master=WEBHOOK_MASTER,
         defaults=defaults,
         tenant_inflight=rng.choice((2, 4, 100, 100)),
         max_unacked=rng.choice((1, 2, 100)),

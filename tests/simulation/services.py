@@ -1,4 +1,4 @@
-"""Platform services: they take directives, acknowledge, work, answer until they are heard, and fail in every way."""
+"""Simulated platform services: they take directives, acknowledge, work, repeat results until answered, and fail."""
 
 import asyncio
 import random
@@ -6,10 +6,11 @@ from functools import partial
 from typing import Any
 
 from lucius.contract import CallbackAnswer, Directive
-from lucius.core.model import AttemptOutcome, Job, JobStatus, StepStatus
+from lucius.core.model.records import Job
+from lucius.core.model.statuses import AttemptOutcome, JobStatus, StepStatus
 from lucius.ports.errors import BusDown, LedgerFull
-from lucius.service.errors import RejectCode, Rejected
-from lucius.service.timestamps import parse_timestamp
+from lucius.usecases.errors import RejectCode, Rejected
+from lucius.usecases.timestamps import parse_timestamp
 from tests.simulation.broker import Broker
 from tests.simulation.clock import LoopClock, VirtualLoop
 from tests.simulation.disk import Disk
@@ -45,7 +46,7 @@ class Service:
         self._seen: set[str] = set()
 
     async def listen(self, broker: Broker) -> None:
-        """Take from the push bus, for ever."""
+        """Consume from the push bus, for ever."""
         consumer = broker.bus.consumer(self.name)
         while True:
             try:
@@ -110,7 +111,7 @@ class Service:
             await self._answer(directive, self._result(directive))
 
     async def _work(self, directive: Directive, *, dies: bool) -> bool:
-        """True when the work is done; False if the service died or was told to stop, and did."""
+        """Work and send heartbeats; return False if the service died or stopped at a refused heartbeat."""
         rng, lease = self._rng, directive.lease_seconds
         silent = self._faults.hit("service_silent")
         remaining = lease * rng.uniform(1.1, 2.0) if silent else rng.choice((0.0, 0.2, 1.0, lease * 1.5)) * rng.random()
@@ -146,7 +147,7 @@ class Service:
         return {"status": "SUCCEEDED", "result": result}
 
     async def _answer(self, directive: Directive, result: dict[str, Any]) -> None:
-        """Say the result until somebody has heard it: an orchestrator that is down must not cost the work."""
+        """Repeat the result until it is answered: an orchestrator that is down must not cost the work."""
         waited_out = self._fleet.away
         while True:
             heard = await self._say("result", directive, patience=2.0, **result)
@@ -158,7 +159,7 @@ class Service:
             self._faults.saw(f"downtime_result_{_disposition(heard)}")
 
     async def _say(self, kind: str, directive: Directive, patience: float, **more: object) -> Answer | None:
-        """One callback; None if no answer came."""
+        """Send one callback and return its answer, or None if none came."""
         body = {
             "jobId": directive.jobId,
             "stepId": directive.stepId,
@@ -184,7 +185,7 @@ class Service:
     def _check(
         self, kind: str, directive: Directive, body: dict[str, Any], heard: Answer, sent_at: int, cancelling: int | None
     ) -> None:
-        """What a service is told must be true of the disk."""
+        """Check that the answer to a callback agrees with the disk."""
         require, job_id = self._monitor.require, directive.jobId
         if isinstance(heard, Rejected):
             require(heard.code in UNDERSTOOD, "a directive's bearer is heard", job_id, str(heard))
@@ -211,12 +212,12 @@ class Service:
 
 async def _call_back(process: Process, kind: str, body: dict[str, Any], directive: Directive) -> Answer:
     callbacks = process.runtime.callbacks
-    spoken = await callbacks.hear(kind, body, callbacks.verify(directive.callback_token))
-    return (await callbacks.apply(spoken.job_id, [spoken.said]))[0]
+    verified = await callbacks.parse(kind, body, callbacks.verify(directive.callback_token))
+    return (await callbacks.apply(verified.job_id, [verified.callback]))[0]
 
 
 def _is_stopped(job: Job) -> bool:
-    """Being cancelled. Once its job undoes what it did, nobody is to stop."""
+    """Return True if services should stop; a job that compensates lets them finish."""
     return job.status is JobStatus.CANCELLING and job.compensation is None
 
 

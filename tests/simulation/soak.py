@@ -16,7 +16,7 @@ PROGRESS_SECONDS = 10.0
 
 
 def run_chunk(start: int) -> Tally | str:
-    """The tally of a chunk, or the story of the first seed in it that fails."""
+    """Return the tally of a chunk, or the report of its first failing seed."""
     tally = Tally()
     for seed in range(start, start + CHUNK):
         try:

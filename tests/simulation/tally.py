@@ -1,4 +1,4 @@
-"""Many seeds added up, and the least that must have happened in them: a simulation must not pass by doing nothing."""
+"""Sums over many seeds, with minimum counts, so that a simulation cannot pass by doing nothing."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,11 +6,11 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from lucius.core.model import JobStatus
+from lucius.core.model.statuses import JobStatus
 from tests.simulation.faults import EVENTS, RATES
 from tests.simulation.world import Outcome
 
-# In a hundred seeds on average; about a third of what is usual.
+# Minimum per hundred seeds on average; about a third of the usual count.
 LEAST_OF_100: dict[str, int] = {
     "request_lost": 70,
     "request_doubled": 90,
@@ -46,7 +46,7 @@ LEAST_OF_100: dict[str, int] = {
     "retry_after_FAILED": 15,
     "retry_after_HANDOVER_FAILED": 6,
     "CANCEL_REQUESTED": 18,
-    # Where protocols are of every kind and people act: every second world.
+    # From varied worlds (protocols of every kind, operators), which are every second one.
     "STEP_STARTED": 50,
     "STEP_WAITING": 30,
     "APPROVAL_REQUESTED": 30,
@@ -73,7 +73,7 @@ LEAST_OF_100: dict[str, int] = {
 }
 SUCCEEDED_OF_100 = 250
 
-# Rarer than that, but in two thousand seeds they happen.
+# Rarer events, which two thousand seeds must show at least once.
 SEEN_IN_2000 = (
     *RATES,
     *EVENTS,
@@ -125,7 +125,7 @@ class Tally(Struct):
         return self.jobs.get(JobStatus.SUCCEEDED, 0)
 
     def missing(self, slack: int = 1) -> list[str]:
-        """What happened too rarely for this many seeds; few seeds need slack, because each has its own mix."""
+        """Return what happened too rarely for this many seeds; a few seeds need slack, as each has its own mix."""
         least = {kind: n * self.seeds // 100 // slack for kind, n in LEAST_OF_100.items()}
         seen = {kind: self.counts.get(kind, 0) for kind in least}
         return [f"{kind}: {seen[kind]} < {n}" for kind, n in least.items() if seen[kind] < n]

@@ -1,23 +1,23 @@
-"""The protocols of the varied worlds are sound, and between them they have everything that a protocol can have."""
+"""The random protocols of varied worlds are sound, and together they use every feature."""
 
 import random
 from collections import Counter
 
-from lucius.adapters.expressions import CelTools
-from lucius.core.check import check_protocol
-from lucius.core.protocol import Protocol
+from lucius.adapters.expressions.expressions import CelTools
+from lucius.core.protocol.definition import ProtocolDefinition
+from lucius.core.protocol.validation.protocol import check_protocol
 from tests.simulation.protocols import KINDS, draw_protocol
 
 DRAWN = [draw_protocol(random.Random(seed), 1) for seed in range(600)]
 
 
-def test_every_protocol_could_be_published() -> None:
+def test_random_protocols_have_no_fatal_findings() -> None:
     tools = CelTools()
     findings = [finding for protocol in DRAWN for finding in check_protocol(protocol, tools) if finding.fatal]
     assert findings == []
 
 
-def features(protocol: Protocol) -> Counter[str]:
+def features(protocol: ProtocolDefinition) -> Counter[str]:
     found: Counter[str] = Counter([f"undone by {protocol.policies.compensation}"])
     for place in protocol.plan.places.values():
         spec, around = place.spec, protocol.plan.places.get(place.container or "")
@@ -32,7 +32,7 @@ def features(protocol: Protocol) -> Counter[str]:
     return found
 
 
-def _leads_back(protocol: Protocol, name: str) -> bool:
+def _leads_back(protocol: ProtocolDefinition, name: str) -> bool:
     place = protocol.plan.places[name]
     spec = place.spec
     named = {spec.on_success, spec.on_failure, spec.on_timeout}
@@ -41,7 +41,7 @@ def _leads_back(protocol: Protocol, name: str) -> bool:
     return any(other.index <= place.index for other in others)
 
 
-def test_between_them_they_have_everything() -> None:
+def test_random_protocols_cover_every_feature() -> None:
     found = sum(map(features, DRAWN), Counter[str]())
     kinds = [*KINDS, *(f"{inner} in {outer}" for inner in KINDS for outer in ("map", "parallel"))]
     safety = ["SAFE_TO_RETRY", "NOT_SAFE_TO_RETRY", "SAFE_TO_RETRY_WITH_GUARD"]

@@ -1,4 +1,4 @@
-"""A seed replays exactly, whatever Python's hashes are and whatever ran before; and its clock is virtual."""
+"""A seed replays exactly, regardless of the hash seed and of earlier runs, and its clock is virtual."""
 
 import asyncio
 import os
@@ -19,16 +19,16 @@ def digests() -> str:
     return "".join(run(seed).digest for seed in SEEDS)
 
 
-def test_the_same_seed_tells_the_same_story() -> None:
+def test_same_seed_gives_the_same_digest() -> None:
     assert digests() == digests()
 
 
-def test_different_seeds_tell_different_stories() -> None:
+def test_different_seeds_give_different_digests() -> None:
     assert len({run(seed).digest for seed in SEEDS}) == len(SEEDS)
 
 
 @pytest.mark.parametrize("hash_seed", ["1", "4711"])
-def test_a_replay_depends_on_nothing_but_the_seed(hash_seed: str) -> None:
+def test_digest_depends_only_on_the_seed(hash_seed: str) -> None:
     code = "from tests.simulation.test_replay import digests; print(digests())"
     env = {**os.environ, "PYTHONHASHSEED": hash_seed}
     other = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
@@ -39,7 +39,7 @@ def loop(*, shuffle: bool = False, max_steps: int = 10_000) -> VirtualLoop:
     return VirtualLoop(random.Random(1), shuffle=shuffle, max_steps=max_steps)
 
 
-def test_an_hour_takes_no_time() -> None:
+def test_virtual_hour_takes_no_real_time() -> None:
     virtual, started = loop(), time.monotonic()
     before = LoopClock(virtual).now()
     virtual.run_until_complete(asyncio.sleep(3600))
@@ -48,7 +48,7 @@ def test_an_hour_takes_no_time() -> None:
     virtual.close()
 
 
-def test_a_world_without_timers_is_told_apart_from_one_that_waits() -> None:
+def test_loop_without_timers_raises_out_of_steps() -> None:
     virtual = loop()
     with pytest.raises(OutOfSteps, match="nothing is left"):
         virtual.run_until_complete(virtual.create_future())
@@ -56,7 +56,7 @@ def test_a_world_without_timers_is_told_apart_from_one_that_waits() -> None:
     virtual.close()
 
 
-def test_a_world_that_runs_in_circles_is_stopped() -> None:
+def test_endless_loop_without_progress_raises_out_of_steps() -> None:
     def spin() -> None:
         virtual.call_soon(spin)
 
@@ -68,7 +68,7 @@ def test_a_world_that_runs_in_circles_is_stopped() -> None:
     virtual.close()
 
 
-def test_a_frozen_process_stands_still_while_the_world_goes_on() -> None:
+def test_frozen_process_runs_no_tasks_until_thawed() -> None:
     virtual, owner, ticks = loop(shuffle=True), Owner(), []
 
     async def tick() -> None:

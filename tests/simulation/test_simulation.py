@@ -1,4 +1,4 @@
-"""Two thousand worlds in which everything goes wrong: no job is lost or stuck, nothing fenced is applied."""
+"""Two thousand worlds with every kind of fault: no job is lost or stuck, and no fenced result is applied."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from tests.simulation.tally import SUCCEEDED_OF_100, Tally
 from tests.simulation.world import run
 
 CHUNKS = 20
-SEEDS = 100  # in each
+SEEDS = 100  # per chunk
 
 
 @pytest.fixture(scope="session")
 def results(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder that the workers of this test run share."""
+    """Return a folder shared by the workers of this test run."""
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / "simulation"
     folder.mkdir(exist_ok=True)
@@ -22,7 +22,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_every_invariant_holds_whatever_goes_wrong(chunk: int, results: Path) -> None:
+def test_every_invariant_holds_under_random_faults(chunk: int, results: Path) -> None:
     tally = Tally()
     for seed in range(chunk * SEEDS, (chunk + 1) * SEEDS):
         tally.add(run(seed))
@@ -33,7 +33,7 @@ def test_every_invariant_holds_whatever_goes_wrong(chunk: int, results: Path) ->
 
 
 def _check_them_all(results: Path) -> None:
-    """Whoever finishes last looks at the sum."""
+    """Check the sum of all chunks; does nothing until the last one has written its file."""
     files = sorted(results.glob("*.json"))
     if len(files) < CHUNKS:
         return

@@ -1,4 +1,4 @@
-"""What happened in a seed, in order: the hash tells whether two runs were the same, the lines tell a person why."""
+"""Trace of a seed: its hash tells whether two runs were the same, its lines explain a failure."""
 
 import asyncio
 import hashlib
@@ -14,7 +14,7 @@ class Trace:
         self._lines: list[tuple[float, str, str, tuple[object, ...]]] = []
 
     def note(self, who: str, job_id: str, *what: object) -> None:
-        """One line. `what` must print the same in every run: no addresses, no sets."""
+        """Append one line. `what` must print the same in every run: no addresses, no sets."""
         self._lines.append((self._loop.time(), who, job_id, what))
 
     def digest(self) -> str:
@@ -24,6 +24,6 @@ class Trace:
         return lines.hexdigest()
 
     def about(self, job_id: str) -> str:
-        """The lines of one job, and of what befell everyone."""
+        """Return the lines of one job and of events that concern all jobs; of everything if `job_id` is empty."""
         wanted = (line for line in self._lines if not job_id or line[2] in ("", job_id))
         return "\n".join(f"  {at:9.3f}s {who:<12} {' '.join(map(str, what))}" for at, who, _, what in wanted)

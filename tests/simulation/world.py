@@ -1,4 +1,4 @@
-"""One seed: a world is drawn, things go wrong for a while, then nothing does, and everything must come to its end."""
+"""World of one seed: faults for a while, then none, and everything must come to its end."""
 
 import asyncio
 import random
@@ -12,14 +12,17 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lucius import wiring
-from lucius.adapters import group_commit
-from lucius.adapters.expressions import CelTools
-from lucius.adapters.ledger_memory import MemoryLedger
-from lucius.core import calls, draft
-from lucius.core.decision import Env
-from lucius.core.model import JobStatus, OutboxStatus, StepStatus
-from lucius.engine import relay, sweeper
+from lucius.adapters.expressions.expressions import CelTools
+from lucius.adapters.ledger import group_commit
+from lucius.adapters.ledger.memory.store import open_memory
+from lucius.bootstrap import control_plane
+from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.lifecycle import attach
+from lucius.core.decide import changeset
+from lucius.core.model.decision import Env
+from lucius.core.model.statuses import JobStatus, OutboxStatus, StepStatus
+from lucius.core.steps import external_call
+from lucius.engine.embedded import relay, sweeper
 from lucius.observability.metrics import Metrics
 from lucius.ports.clock import SystemClock
 from lucius.ports.errors import LedgerFull
@@ -40,12 +43,14 @@ from tests.simulation.trace import Broken
 
 MAX_STEPS = 60_000
 CLIENTS, VARIED_CLIENTS = (3, 8), (2, 5)
-FEW_ROWS = 16  # of a decision: what it leaves over goes on in the next one, and anything may happen in between
-METRICS = Metrics(MemoryLedger(), SystemClock())  # making names for them anew in every world would take its time
-TOOLS = CelTools()  # keeps nothing but what it has compiled
-REST_WITHIN = 240.0  # once nothing goes wrong any more, every job ends within this time
-ECHOES = 6.0  # how long what people asked for before may still be on its way
-AFTERMATH, VARIED_AFTERMATH = 12.0, 6.0  # and late messages find nothing to change
+FEW_ROWS = 16  # rows per decision: the next decision continues the rest, and anything may happen in between
+METRICS = Metrics(
+    open_memory().jobs, open_memory().reviews, SystemClock()
+)  # shared: registering metric names in every world takes time
+TOOLS = CelTools()  # shared: caches only compiled expressions
+REST_WITHIN = 240.0  # seconds within which every job ends once faults are off
+ECHOES = 6.0  # seconds for which earlier requests of operators may still be on their way
+AFTERMATH, VARIED_AFTERMATH = 12.0, 6.0  # seconds in which late messages must change nothing
 
 
 class Outcome(Struct, frozen=True):
@@ -62,7 +67,7 @@ class World:
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.loop = loop = VirtualLoop(rng, shuffle=rng.random() < 0.7, max_steps=MAX_STEPS)
-        self.varied = seed % 2 == 1  # protocols of every kind and people who act; else tasks in a row, as they come
+        self.varied = seed % 2 == 1  # protocols of every kind and operators; else tasks in sequence
         self.pushes = rng.random() < 0.55
         self.settings = draw_settings(rng, self.pushes)
         self.faults = Faults(rng)
@@ -78,7 +83,7 @@ class World:
         self.replicas = 2 if rng.random() < 0.35 else 1
         self.window = rng.uniform(8.0, 20.0)
         self.batch, self.group = rng.choice((3, 200)), rng.choice((1, 3, 256))
-        self.rows = rng.choice((draft.MAX_ROWS, draft.MAX_ROWS, FEW_ROWS))
+        self.rows = rng.choice((changeset.MAX_DECISION_ROWS, changeset.MAX_DECISION_ROWS, FEW_ROWS))
         self._protocols = FixedProtocols(rng, varied=self.varied)
         self._ids = count(1)
         self._freeze_in: dict[tuple[str, str], float] = {}
@@ -98,16 +103,16 @@ class World:
     def new_id(self) -> str:
         return f"id-{next(self._ids):05d}"
 
-    def _build(self, process: Process) -> wiring.Runtime:
+    def _build(self, process: Process) -> Runtime:
         publisher = self.broker.link(process) if self.pushes else None
         env = Env(self.new_id, self.rng.random, self.settings.defaults, TOOLS)
         clock, caller = LoopClock(self.loop), self.outside.link()
-        runtime = wiring.build(self.settings, process.connection, publisher, clock, env, caller)
-        wiring.attach(runtime)
+        runtime = Runtime(self.settings, process.connection.store, publisher, clock, env, caller)
+        attach(runtime)
         return runtime
 
     def run(self) -> Outcome:
-        """Raises Broken with the rule, the job's story, and how to see it again."""
+        """Run the seed; raise Broken with the rule, the job's trace, and the command to replay it."""
         with self._surroundings():
             try:
                 self.loop.run_until_complete(self._live())
@@ -124,29 +129,29 @@ class World:
         return self._outcome()
 
     def _tear_down(self) -> None:
-        """Let every task end, so that nothing of this world is heard of in the next."""
+        """Let every task end, so that none reaches into the next world."""
         self.monitor.deaf = True
         self.loop.drain()
         self.loop.close()
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
-        """What the code takes from its surroundings comes from the seed, too."""
+        """Patch what the code takes from its environment, so that it comes from the seed too."""
         state, logging = random.getstate(), structlog.get_config()
-        random.seed(self.seed)  # the supervisor's backoff
+        random.seed(self.seed)  # used by the supervisor's backoff
         structlog.configure(
             processors=[self.monitor.log],
             wrapper_class=structlog.make_filtering_bound_logger(40),
         )
         try:
             with (
-                mock.patch.multiple(wiring, ProtocolsDir=lambda *_: self._protocols, new_job_id=self.new_id),
-                mock.patch.object(wiring, "Metrics", return_value=METRICS),
-                mock.patch.object(calls, "LEASE_SLACK_MS", LEASE_SLACK_MS),
-                mock.patch.object(draft, "MAX_ROWS", self.rows),
-                mock.patch.object(group_commit, "MAX_GROUP", self.group),
-                mock.patch.object(relay, "BATCH", self.batch),
-                mock.patch.object(sweeper, "BATCH", self.batch),
+                mock.patch.multiple(control_plane, ProtocolsDir=lambda *_: self._protocols, new_job_id=self.new_id),
+                mock.patch.object(control_plane, "Metrics", return_value=METRICS),
+                mock.patch.object(external_call, "LEASE_SLACK_MS", LEASE_SLACK_MS),
+                mock.patch.object(changeset, "MAX_DECISION_ROWS", self.rows),
+                mock.patch.object(group_commit, "MAX_GROUP_DECISIONS", self.group),
+                mock.patch.object(relay, "BATCH_ROWS", self.batch),
+                mock.patch.object(sweeper, "BATCH_JOBS", self.batch),
             ):
                 yield
         finally:
@@ -220,7 +225,7 @@ class World:
         self.disk.full = self.broker.bus.down = False
         self.fleet.heal()
 
-    # What goes wrong at random moments
+    # Faults at random moments
 
     def _plan_trouble(self) -> None:
         acts: dict[str, Callable[[], None]] = {
@@ -236,7 +241,7 @@ class World:
                 self.loop.call_later(self.rng.uniform(0, self.window), self._strike, kind, acts[kind])
 
     def _strike(self, kind: str, act: Callable[[], None]) -> None:
-        """Not at a timer's round instant, but some callbacks into whatever is going on."""
+        """Run `act` not at a timer's exact instant but a few callbacks later, in the middle of other work."""
 
         def strike() -> None:
             if self.faults.on:
@@ -251,7 +256,7 @@ class World:
             self.fleet.crash(slot, downtime)
 
     def _freeze(self) -> None:
-        """Some stand still here and now, or each in the middle of its next sweep or look at the outbox."""
+        """Freeze some processes now, or each in the middle of its next sweep or outbox query."""
         seconds = self.rng.choice((0.5, 3.0, 10.0)) * self.rng.uniform(0.5, 1.0)
         names = self.fleet.names()
         names = names if self.rng.random() < 0.5 else names[:1]
@@ -277,7 +282,7 @@ class World:
         self.loop.call_later(self.rng.uniform(0.2, 4.0), setattr, self.disk, "full", False)
 
     def _drift(self) -> None:
-        """Take a waiting job's row or its clock away: only the repair can bring it back."""
+        """Take away the outbox row or the clock of a waiting job, which only the repair can restore."""
         for job_id, record in self.disk.records.items():
             pending = [row for row in record.outbox.values() if row.status is OutboxStatus.PENDING]
             waits = {s.attempt.outbox_id for s in record.steps.values() if s.status is StepStatus.DISPATCHING}

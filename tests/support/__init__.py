@@ -1,1 +1,1 @@
-"""What several test folders share. Holds no tests."""
+"""Helpers that several test folders share. Contains no tests."""

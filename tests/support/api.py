@@ -1,4 +1,4 @@
-"""The real API over the real wiring, in this process: requests are ASGI calls, time is a clock that tests turn."""
+"""The real API with its real wiring in this process: requests are ASGI calls, and tests advance the clock."""
 
 import asyncio
 import json
@@ -10,15 +10,17 @@ from typing import Any
 from msgspec import Struct, field
 
 from lucius.api.app import create_app
-from lucius.api.hot import HotRoutes
-from lucius.core.decision import Defaults
-from lucius.settings import Settings, load_settings
-from lucius.wiring import Runtime, open_runtime
+from lucius.api.fast_routes import FastRoutes
+from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.lifecycle import open_runtime
+from lucius.bootstrap.settings import Settings, load_settings
+from lucius.core.model.decision import Defaults
 from tests.support.clock import ManualClock
+from tests.support.fastpath import fastpath_env
 
 KEY = "key-for-every-scope"
 SECRET = "a-secret-that-only-tests-know"
-NEVER = 3_600.0  # the engine's own loops sleep through every test; `Api.sweep` is their turn
+NEVER = 3_600.0  # the engine's own loops never run during a test; `Api.sweep` runs one turn of the sweeper
 WITHIN = 5.0
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -38,7 +40,7 @@ class Answer(Struct, frozen=True):
         return self.json
 
     def problem(self, status: int, code: str) -> dict[str, Any]:
-        """The body, once it is shown to be the problem that was expected."""
+        """Return the body after asserting that it is the expected problem."""
         assert (self.status, self.json.get("code")) == (status, code), (self.status, self.body)
         assert self.headers["content-type"] == "application/problem+json"
         body: dict[str, Any] = self.json
@@ -49,7 +51,7 @@ class Answer(Struct, frozen=True):
 
 
 class Stream:
-    """An open text/event-stream."""
+    """An open text/event-stream response."""
 
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}
@@ -82,7 +84,7 @@ class Stream:
             await self._began.wait()
 
     async def event(self) -> dict[str, str] | None:
-        """The next event's fields; None at the end of the stream."""
+        """Return the next event's fields, or None at the end of the stream."""
         async with asyncio.timeout(WITHIN):
             while b"\n\n" not in self._rest:
                 chunk = await self._chunks.get()
@@ -91,6 +93,10 @@ class Stream:
                 self._rest += chunk
         text, _, self._rest = self._rest.partition(b"\n\n")
         return dict(line.split(": ", 1) for line in text.decode().splitlines())
+
+    async def body(self) -> bytes:
+        """Return what is left of the current chunk, or the next chunk."""
+        return self._rest or await self._chunks.get() or b""
 
     async def rest(self) -> list[dict[str, str]]:
         found = []
@@ -104,9 +110,9 @@ def _headers(raw: Headers) -> dict[str, str]:
 
 
 class Api(Struct):
-    """Calls to one server. `key` is what requests carry unless told otherwise."""
+    """Calls one server. Requests carry `key` unless a call passes another."""
 
-    app: HotRoutes
+    app: FastRoutes
     runtime: Runtime
     clock: ManualClock
     key: str = KEY
@@ -123,15 +129,18 @@ class Api(Struct):
         headers: Mapping[str, str] | None = None,
         chunks: Sequence[bytes] | None = None,
     ) -> Answer:
-        """`body` is bytes as they are, or a value to be sent as JSON; `chunks` come without a declared length."""
+        """Send a request: `body` is raw bytes or a value to send as JSON; `chunks` are sent without a length header."""
         raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        scope = self._scope(method, path, key, headers, None if chunks else len(raw))
-        parts = list(chunks or [raw])
+        return await self.asgi(self.scope(method, path, key, headers, None if chunks else len(raw)), *(chunks or [raw]))
+
+    async def asgi(self, scope: dict[str, Any], *chunks: bytes) -> Answer:
+        """Send a request with any ASGI scope."""
+        parts = list(chunks)
         sent: list[Any] = []
 
         async def receive() -> dict[str, Any]:
             if not parts:
-                return await asyncio.Future()  # the client stays and waits
+                return await asyncio.Future()  # the client stays connected and waits
             part = parts.pop(0)
             return {"type": "http.request", "body": part, "more_body": bool(parts)}
 
@@ -143,7 +152,7 @@ class Api(Struct):
         body = b"".join(message.get("body", b"") for message in sent[1:])
         return Answer(sent[0]["status"], _headers(sent[0]["headers"]), body)
 
-    def _scope(
+    def scope(
         self, method: str, path: str, key: str | None, headers: Mapping[str, str] | None, length: int | None
     ) -> dict[str, Any]:
         path, _, query = path.partition("?")
@@ -177,7 +186,7 @@ class Api(Struct):
     async def stream(self, path: str, **headers: str) -> AsyncIterator[Stream]:
         stream = Stream()
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        scope = self._scope("GET", path, None, {"accept": "text/event-stream", **names}, None)
+        scope = self.scope("GET", path, None, {"accept": "text/event-stream", **names}, None)
         task = asyncio.create_task(self.app(scope, stream.receive, stream.send))
         task.add_done_callback(lambda _: stream.finish())
         try:
@@ -188,7 +197,7 @@ class Api(Struct):
             async with asyncio.timeout(WITHIN):
                 await asyncio.gather(task, return_exceptions=True)
 
-    # What tests do all the time
+    # Frequent operations
 
     def command(self, **changes: Any) -> dict[str, Any]:
         return {**command(tenant_id=self.tenant), **changes}
@@ -213,8 +222,8 @@ class Api(Struct):
         listed = (await self.get(f"/v1/jobs/{job_id}/events?limit=500")).ok()
         return [event["type"] for event in listed["events"]]
 
-    async def pull(self, service: str = "ocr", **asked: Any) -> list[dict[str, Any]]:
-        answer = await self.post(f"/v1/services/{service}/directives:pull", asked)
+    async def pull(self, service: str = "ocr", **request: Any) -> list[dict[str, Any]]:
+        answer = await self.post(f"/v1/services/{service}/directives:pull", request)
         directives: list[dict[str, Any]] = answer.ok()["directives"]
         return directives
 
@@ -222,28 +231,37 @@ class Api(Struct):
         (directive,) = await self.pull(service)
         return directive
 
-    async def callback(self, kind: str, directive: Mapping[str, Any], *, token: str = "", **said: Any) -> Answer:
-        body = {**identity(directive), **said}
-        return await self.post(f"/v1/callbacks/{kind}", body, key=token or directive["callback_token"])
+    async def callback(
+        self,
+        kind: str,
+        directive: Mapping[str, Any],
+        *,
+        token: str = "",
+        headers: Mapping[str, str] | None = None,
+        **fields: Any,
+    ) -> Answer:
+        body = {**identity(directive), **fields}
+        key = token or directive["callback_token"]
+        return await self.post(f"/v1/callbacks/{kind}", body, key=key, headers=headers)
 
-    async def succeed(self, directive: Mapping[str, Any], **said: Any) -> Answer:
-        return await self.callback("result", directive, status="SUCCEEDED", **said)
+    async def succeed(self, directive: Mapping[str, Any], **fields: Any) -> Answer:
+        return await self.callback("result", directive, status="SUCCEEDED", **fields)
 
-    async def fail(self, directive: Mapping[str, Any], **said: Any) -> Answer:
+    async def fail(self, directive: Mapping[str, Any], **fields: Any) -> Answer:
         error = {"code": "BROKEN", "message": "it broke"}
-        return await self.callback("result", directive, **{"status": "FAILED", "error": error, **said})
+        return await self.callback("result", directive, **{"status": "FAILED", "error": error, **fields})
 
     async def finish(self, job_id: str) -> None:
-        """Do every step that the job still has."""
+        """Complete every remaining step of the job."""
         for step in (await self.job(job_id))["steps"]:
             if step["status"] == "DISPATCHING" or step["status"] == "PENDING":
                 (directive,) = [d for d in await self.pull(step["service"], max=500) if d["jobId"] == job_id]
                 (await self.succeed(directive)).ok()
 
     async def sweep(self, after: float = 0.0) -> int:
-        """Let time pass, and the engine look at every clock."""
+        """Advance the clock by `after` seconds and sweep once; return the sweeper's count."""
         self.clock.advance(after)
-        return await self.runtime.engine._sweeper.sweep()
+        return await self.runtime.loops.sweeper.sweep()
 
 
 def command(**changes: Any) -> dict[str, Any]:
@@ -263,9 +281,10 @@ def identity(directive: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_for(tmp_path: Path, **changes: Any) -> Settings:
-    """Settings as from the environment, with nothing that happens by itself."""
+    """Return settings as read from the environment, with all background activity disabled."""
     quiet: dict[str, Any] = {
         "ledger_url": "memory:",
+        "dev": True,  # test keys are short, which only dev mode permits
         "dev_api_key": KEY,
         "token_secrets": (SECRET,),
         "sweep_interval": NEVER,
@@ -273,17 +292,17 @@ def settings_for(tmp_path: Path, **changes: Any) -> Settings:
         "reload_interval": 0.05,
         "defaults": Defaults(),
     }
-    return load_settings({}, data_dir=tmp_path, **{**quiet, **changes})
+    return load_settings(fastpath_env(), data_dir=tmp_path, **{**quiet, **changes})
 
 
 @asynccontextmanager
 async def serving(settings: Settings, clock: ManualClock | None = None) -> AsyncIterator[Api]:
-    """A server with its lifespan run as uvicorn would."""
+    """Run a server with its lifespan, as uvicorn would."""
     clock = clock or ManualClock()
     opened: list[Runtime] = []
 
     def opener() -> AbstractAsyncContextManager[Runtime]:
-        return _noting(open_runtime(settings, clock), opened)
+        return _recording(open_runtime(settings, clock), opened)
 
     app = create_app(opener)
     async with _lifespan(app):
@@ -291,36 +310,36 @@ async def serving(settings: Settings, clock: ManualClock | None = None) -> Async
 
 
 @asynccontextmanager
-async def _noting(opening: AbstractAsyncContextManager[Runtime], opened: list[Runtime]) -> AsyncIterator[Runtime]:
+async def _recording(opening: AbstractAsyncContextManager[Runtime], opened: list[Runtime]) -> AsyncIterator[Runtime]:
     async with opening as runtime:
         opened.append(runtime)
         yield runtime
 
 
 @asynccontextmanager
-async def _lifespan(app: HotRoutes) -> AsyncIterator[None]:
-    asked: asyncio.Queue[dict[str, str]] = asyncio.Queue()
-    told: asyncio.Queue[Any] = asyncio.Queue()
+async def _lifespan(app: FastRoutes) -> AsyncIterator[None]:
+    requests: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    responses: asyncio.Queue[Any] = asyncio.Queue()
     scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
-    task = asyncio.create_task(app(scope, asked.get, told.put))
+    task = asyncio.create_task(app(scope, requests.get, responses.put))
     try:
-        await _say(asked, told, task, "startup")
+        await _send_lifespan(requests, responses, task, "startup")
         try:
             yield
         finally:
-            await _say(asked, told, task, "shutdown")
+            await _send_lifespan(requests, responses, task, "shutdown")
     finally:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _say(
-    asked: asyncio.Queue[dict[str, str]], told: asyncio.Queue[Any], task: asyncio.Task[Any], what: str
+async def _send_lifespan(
+    requests: asyncio.Queue[dict[str, str]], responses: asyncio.Queue[Any], task: asyncio.Task[Any], phase: str
 ) -> None:
-    """Raises what stopped the server from starting, once it is shown to have been told plainly."""
-    asked.put_nowait({"type": f"lifespan.{what}"})
-    answer = asyncio.create_task(told.get())
+    """Send a lifespan message; raise what stopped the server, after asserting that it reported no traceback."""
+    requests.put_nowait({"type": f"lifespan.{phase}"})
+    answer = asyncio.create_task(responses.get())
     await asyncio.wait({answer, task}, return_when=asyncio.FIRST_COMPLETED)
-    if not answer.done() or answer.result()["type"] != f"lifespan.{what}.complete":
+    if not answer.done() or answer.result()["type"] != f"lifespan.{phase}.complete":
         answer.cancel()
-        assert "Traceback" not in str(answer), str(answer)
+        assert "Traceback" not in str(answer), answer.result()["message"]
         await task

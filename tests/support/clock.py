@@ -1,4 +1,4 @@
-"""A clock that tests turn."""
+"""A clock that tests advance."""
 
 EPOCH_MS = 1_800_000_000_000
 

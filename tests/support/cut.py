@@ -1,4 +1,4 @@
-"""A line to a server that can be cut: what is asked goes through, what is answered does not."""
+"""A TCP proxy in front of a server that can pass requests on and drop the responses."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ class CutLine:
         self._to = port
         self.port = 0
         self.deaf = False
-        """Answers are swallowed; the connection stays."""
+        """While true, responses are dropped and connections stay open."""
         self.connections = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -26,7 +26,7 @@ class CutLine:
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Every connection that there is."""
+        """Close every open connection."""
         for writer in self._writers:
             writer.close()
 

@@ -5,25 +5,28 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from lucius.adapters.expressions import CelTools
-from lucius.adapters.http_caller import HttpCaller
-from lucius.adapters.ledger_memory import MemoryLedger
-from lucius.core.decision import Decision, Defaults, Env
-from lucius.core.inputs import Input, Start, Submit
-from lucius.core.model import Command, Event, Job, Mode, Step
-from lucius.core.protocol import Policies, Protocol, StepSpec, digest
-from lucius.core.routing import route
-from lucius.engine.calls import CallRunner
-from lucius.engine.exchange import Exchange
-from lucius.engine.presence import LonePresence
-from lucius.engine.sweeper import Sweeper
+from lucius.adapters.expressions.expressions import CelTools
+from lucius.adapters.http.caller import HttpCaller
+from lucius.adapters.ledger.memory.store import open_memory
+from lucius.core.model.decision import Decision, Defaults, Env
+from lucius.core.model.inputs import Input, Start, Submit
+from lucius.core.model.records import Command, Event, Job, Step
+from lucius.core.model.routing import route
+from lucius.core.model.statuses import Mode
+from lucius.core.protocol.definition import Policies, ProtocolDefinition, StepSpec, digest
+from lucius.engine.embedded.engine import EmbeddedEngine
+from lucius.engine.embedded.sweeper import Sweeper
+from lucius.engine.liveness import SingleProcessLiveness
+from lucius.engine.outbound.calls import StepCalls
+from lucius.engine.outbound.http_attempt import HttpAttempt
+from lucius.engine.outbound.runner import OutboundRunner
 from lucius.ports.clock import Clock, SystemClock
 from lucius.ports.config import CallPolicy
-from lucius.service.directives import DirectiveWriter
-from lucius.service.dispatch import Dispatcher
-from lucius.service.hub import Hub
-from lucius.service.jobs import Jobs
-from lucius.service.tokens import TokenSigner
+from lucius.usecases.callbacks.tokens import TokenSigner
+from lucius.usecases.handover.broker import HandoverBroker
+from lucius.usecases.handover.dispatcher import Dispatcher
+from lucius.usecases.handover.rendering import DirectiveWriter
+from lucius.usecases.notifier import Notifier
 from tests.support.clock import ManualClock
 
 WITHIN = 5.0
@@ -33,7 +36,7 @@ SIGNER = TokenSigner((b"a-secret-that-only-tests-know",))
 
 
 class Engine:
-    """`hosts` is where calls may go. Time stands still unless a test turns it, or lets it flow."""
+    """Runs jobs in memory. Calls may only go to `hosts`. Time stands still unless a test advances it or lets it run."""
 
     def __init__(
         self,
@@ -47,25 +50,26 @@ class Engine:
         sweep_interval: float = 3_600,
     ) -> None:
         self.clock = ManualClock()
-        self.hub, self.ledger = Hub(), MemoryLedger()
+        self.notifier, self.store = Notifier(), open_memory()
+        self.ledger = self.store.ledger
         clock: Clock = SystemClock() if time_flows else self.clock
-        self.ledger.on_commit = self.hub.committed
+        self.store.hooks.on_commit = self.notifier.committed
         self.policy = CallPolicy(hosts=hosts or ("127.0.0.1",), allow_http=True, allow_private=True, per_host=per_host)
         self._ids = 0
         self.env = Env(self._new_id, lambda: 0.5, Defaults(), CelTools())
-        self.jobs = Jobs(self.ledger, clock, self.env)
+        self.broker = HandoverBroker(self.ledger, self.notifier.pulls, max_unacked=max_unacked, jitter=self.env.jitter)
+        self.jobs = EmbeddedEngine(self.ledger, clock, self.env, self.broker)
         self.dispatcher = Dispatcher(
             ledger=self.ledger,
-            outbox=self.ledger,
-            reader=self.ledger,
-            jobs=self.jobs,
-            hub=self.hub,
+            outbox=self.store.outbox,
+            jobs=self.store.jobs,
+            engine=self.jobs,
+            broker=self.broker,
+            notifier=self.notifier,
             writer=DirectiveWriter("http://127.0.0.1:8080", SIGNER, 60_000, self.env.defaults),
             clock=clock,
-            max_unacked=max_unacked,
             jitter=self.env.jitter,
         )
-        self.jobs.hands_out = self.dispatcher
         self.caller = HttpCaller(
             policy=lambda: self.policy,
             clock=clock,
@@ -73,27 +77,33 @@ class Engine:
             secrets=SECRETS,
             webhook_secrets={"DEFAULT": WEBHOOK_SECRET},
         )
-        self.calls = CallRunner(
+        self.step_calls = StepCalls(
             ledger=self.ledger,
-            jobs=self.jobs,
+            engine=self.jobs,
+            caller=self.caller,
+            http_attempt=HttpAttempt(caller=self.caller, ledger=self.ledger, clock=clock, env=self.env),
+            clock=clock,
+            jitter=self.env.jitter,
+            on_failure=on_failure,
+        )
+        self.calls = OutboundRunner(
+            self.step_calls,
             dispatcher=self.dispatcher,
             caller=self.caller,
-            exchange=Exchange(caller=self.caller, ledger=self.ledger, clock=clock, env=self.env),
-            hub=self.hub,
+            notifier=self.notifier,
             clock=clock,
             retry_interval=retry_interval,
             parallel=parallel,
-            on_failure=on_failure,
         )
         self.sweeper = Sweeper(
             ledger=self.ledger,
-            jobs=self.jobs,
-            presence=LonePresence(clock.now()),
+            engine=self.jobs,
+            liveness=SingleProcessLiveness(clock.now()),
             clock=clock,
             interval=sweep_interval,
             repair_interval=3_600,
             on_action=lambda action: None,
-            wake=self.hub.due,
+            wake=self.notifier.due,
         )
 
     def _new_id(self) -> str:
@@ -102,7 +112,7 @@ class Engine:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """With calls being made. A turn that fails fails the test."""
+        """Make calls in the background. An exception in a turn fails the test."""
         loop = asyncio.create_task(self._turns())
         try:
             yield
@@ -115,11 +125,11 @@ class Engine:
 
     async def _turns(self) -> None:
         while True:
-            await self.calls.turn()
+            await self.calls.run_once()
 
     async def submit(self, *steps: StepSpec, job_id: str = "job-1", **fields: Any) -> str:
-        """A job of these steps. `payload` is its input."""
-        protocol = Protocol(
+        """Submit a job with these steps; `payload` is its input. Return the job id."""
+        protocol = ProtocolDefinition(
             protocol_id="p", version=1, request_type="P", steps=steps, policies=fields.pop("policies", Policies())
         )
         tenant_id = fields.pop("tenant_id", "acme")
@@ -145,37 +155,37 @@ class Engine:
         return await self.jobs.apply(job_id, inputs)
 
     async def job(self, job_id: str = "job-1") -> Job:
-        view = await self.ledger.job(job_id)
+        view = await self.store.jobs.job(job_id)
         assert view is not None
         return view.job
 
     async def step(self, step_id: str, job_id: str = "job-1") -> Step:
-        view = await self.ledger.job(job_id)
+        view = await self.store.jobs.job(job_id)
         assert view is not None
         return view.steps[step_id]
 
     async def events(self, type_: str, job_id: str = "job-1") -> Sequence[Event]:
-        return [event for event in await self.ledger.events(job_id, 0, 1000) if event.type == type_]
+        return [event for event in await self.store.history.events(job_id, 0, 1000) if event.type == type_]
 
     async def ended(self, job_id: str = "job-1") -> Job:
         async with asyncio.timeout(WITHIN):
-            with self.hub.watch_end(job_id) as end:
+            with self.notifier.watch_end(job_id) as end:
                 if (job := await self.job(job_id)).live:
                     await end.wait()
                     job = await self.job(job_id)
         return job
 
     async def until(self, step_id: str, status: str, job_id: str = "job-1") -> Step:
-        """Wait until the step is in this state."""
+        """Wait until the step has this status; return the step."""
         async with asyncio.timeout(WITHIN):
-            with self.hub.watch(job_id) as changed:
+            with self.notifier.watch(job_id) as changed:
                 while (step := await self.step(step_id, job_id)).status != status:
                     changed.clear()
                     await changed.wait()
         return step
 
     async def tried_again(self, step_id: str, job_id: str = "job-1") -> None:
-        """The step waits for its backoff; let it pass."""
+        """Wait until the step is waiting for its backoff, then advance the clock past it and sweep."""
         step = await self.until(step_id, "FAILED_RETRY", job_id)
         assert step.retry_at is not None
         self.clock.time = max(self.clock.time, step.retry_at)

@@ -1,17 +1,17 @@
-"""Ends a server that a test run started, should the run be killed and so never come to end it itself."""
+"""Stops a server that a test run started, if the run is killed before it can stop the server itself."""
 
 import subprocess
 
 
 class Guard:
     def __init__(self, script: str) -> None:
-        """The script is run by a shell when this process is gone: then nobody holds the other end of its pipe."""
+        """Start a shell that runs `script` once this process is gone, which closes the other end of its stdin."""
         self._process = subprocess.Popen(
             ["sh", "-c", f"read -r _; {script}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # what ends the test run must not end its guards
+            start_new_session=True,  # a signal that ends the test run must not end its guards
         )
 
     def dismiss(self) -> None:

@@ -1,4 +1,4 @@
-"""A real HTTP server for what calls out: it writes down what it is asked, and answers as it is told."""
+"""A real HTTP server for testing outgoing calls: it records requests and returns configured answers."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ class Seen(Struct, frozen=True):
 
 
 class Peer:
-    """`answer` may be replaced at any time; `gate`, while it is not set, keeps every request waiting."""
+    """Records requests. `answer` may be replaced at any time; requests wait until `gate` is set."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -52,7 +52,7 @@ class Peer:
             self.at_once -= 1
 
     async def saw(self, count: int) -> None:
-        """Wait until that many requests have come."""
+        """Wait until `count` requests have arrived."""
         async with asyncio.timeout(5), self._came:
             await self._came.wait_for(lambda: len(self.seen) >= count)
 
@@ -62,7 +62,7 @@ async def ok(request: web.Request) -> web.StreamResponse:
 
 
 def always(status: int = 200, body: Any = None, *, text: str | None = None, **headers: str) -> Handler:
-    """The same answer for everyone; underscores in header names become dashes."""
+    """Return a handler with a constant answer; underscores in header names become dashes."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -75,7 +75,7 @@ def always(status: int = 200, body: Any = None, *, text: str | None = None, **he
 
 
 def in_turn(*answers: Handler) -> Handler:
-    """One after the other; the last one stays."""
+    """Return a handler that gives the answers in order and repeats the last one."""
     left = list(answers)
 
     async def answer(request: web.Request) -> web.StreamResponse:

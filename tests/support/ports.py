@@ -1,13 +1,13 @@
-"""Ports for servers that tests start, stop and start anew on the same port."""
+"""Ports for servers that tests start, stop and restart on the same port."""
 
 import itertools
 import os
 import random
 import socket
 
-# Below the range from which systems give out client ports: otherwise a client that calls a server that is down
-# may be given the very port it calls, and talk to itself. Below those of the conformance kit and the demo, and for each
-# process of a test run its own: while a server is down, nobody else may be given its port.
+# Below the ephemeral port range: otherwise a client that calls a stopped server may be assigned that very port and
+# connect to itself. Also below the ports of the conformance kit and the demo. Each process of a test run has its own
+# range: while a server is down, no other server may be given its port.
 FIRST, EACH, PROCESSES = 10_000, 1_250, 8
 
 
@@ -16,7 +16,7 @@ def _ports() -> range:
     return range(FIRST + number * EACH, FIRST + (number + 1) * EACH)
 
 
-# In turn, so that none is given out again before all others were: who was given one may not have opened it yet.
+# Cycle through all ports before repeating one: the process that got a port may not have opened it yet.
 _turn = itertools.cycle(random.SystemRandom().sample(_ports(), EACH))
 
 

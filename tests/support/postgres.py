@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests: a cluster of its own, which can be stopped, crashed and started anew on its port."""
+"""A real PostgreSQL for tests: its own cluster, which can be stopped, crashed and restarted on its port."""
 
 import asyncio
 import getpass
@@ -22,7 +22,7 @@ from tests.support.ports import free_port
 READY_SECONDS = 30.0
 USER = "lucius"
 DATABASE = "postgres"
-# What a test need not wait for: a crash of the server loses no commit even so, only one of the machine would.
+# Durability that tests need not wait for: a server crash loses no commit even so, only a machine crash would.
 CARELESS = {"fsync": "off", "full_page_writes": "off"}
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -37,7 +37,7 @@ SETTINGS = {
 
 @cache
 def binaries() -> Path | None:
-    """Where the server's programs are; None where it is not installed. Debian keeps them out of the PATH."""
+    """Return the folder of the server's programs, or None if not installed. Debian keeps them out of PATH."""
     homes = sorted(
         Path("/usr/lib/postgresql").glob("[0-9]*/bin"), key=lambda home: float(home.parent.name), reverse=True
     )
@@ -47,7 +47,7 @@ def binaries() -> Path | None:
 
 
 class PostgresServer:
-    """It has a folder of its own: as root the server runs as another user, who may not enter a test's `tmp_path`."""
+    """Runs a cluster in its own folder: under root the server runs as another user, without access to `tmp_path`."""
 
     def __init__(self, *, fsync: bool = False, **settings: str) -> None:
         self.port = free_port()
@@ -63,7 +63,7 @@ class PostgresServer:
         return f"postgresql://{USER}@127.0.0.1:{self.port}/{DATABASE}" + (f"?schema={schema}" if schema else "")
 
     def give(self, *files: Path) -> None:
-        """Copies of its own, by their names: keys that others can read are refused."""
+        """Copy files into the data folder by their names: the server refuses keys that others can read."""
         for file in files:
             copy = self._data / file.name
             shutil.copyfile(file, copy)
@@ -90,7 +90,7 @@ class PostgresServer:
         return self
 
     def stop(self, *, crash: bool = False) -> None:
-        """In order, or as a crash: every process ends at once, and the next start recovers from the log."""
+        """Stop the server. With `crash`, every process ends at once, and the next start recovers from the log."""
         if self._process is not None and self._guard is not None:
             self._process.send_signal(signal.SIGQUIT if crash else signal.SIGINT)
             self._process.wait(READY_SECONDS)
@@ -106,13 +106,22 @@ class PostgresServer:
         shutil.rmtree(self._folder)
 
     def query(self, statement: str, *values: object) -> list[dict[str, Any]]:
-        """For tests, async or not: it has a thread and a loop of its own."""
+        """Run a statement and return its rows. Works in sync and async tests: it uses its own thread and event loop."""
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, self._query(statement, values)).result()
 
     def execute(self, script: str) -> None:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, self._execute(script)).result()
+
+    def dump(self, schema: str) -> str:
+        """Return the schema and its rows as SQL, the same text as long as nothing has changed."""
+        options = ["--schema", schema, "--inserts", "--dbname", self.url()]
+        done = subprocess.run([self._program("pg_dump"), *options], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        # Newer versions write a random key into these lines.
+        lines = done.stdout.splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith(("\\restrict", "\\unrestrict")))
 
     async def _execute(self, script: str) -> None:
         connection = await asyncpg.connect(self.url())
@@ -137,7 +146,7 @@ class PostgresServer:
         return self._folder / "data"
 
     def _ready(self) -> bool:
-        """It says so in its own file; a port that answers may still refuse sessions while it recovers."""
+        """Return True if `postmaster.pid` says ready: a server in recovery accepts connections but refuses sessions."""
         try:
             lines = (self._data / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
@@ -162,7 +171,7 @@ class PostgresServer:
 
 
 def _user() -> str:
-    """PostgreSQL refuses to run as root."""
+    """Return the user to run the server as: PostgreSQL refuses to run as root."""
     if os.getuid() != 0:
         return getpass.getuser()
     known = {entry.pw_name for entry in pwd.getpwall()}

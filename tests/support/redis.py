@@ -1,4 +1,4 @@
-"""A real server that speaks Redis, for tests: it can be stopped, started anew on its port, and frozen."""
+"""A real Redis-compatible server for tests: it can be stopped, restarted on its port, and frozen."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ READY_SECONDS = 10.0
 
 class RedisServer:
     def __init__(self, folder: Path, *, durable: bool = False) -> None:
-        """`durable`: it knows after a restart what it knew before."""
+        """Configure the server; with `durable` its data survives a restart."""
         self._folder = folder
         self._durable = durable
         self._port = free_port()
@@ -51,7 +51,7 @@ class RedisServer:
             self.start()
 
     def stop(self) -> None:
-        """kill -9: what it knew is gone, unless it is durable."""
+        """Kill the server with SIGKILL: its data is lost unless it is durable."""
         if self._process is not None and self._guard is not None:
             self._process.kill()
             self._process.wait()
@@ -60,7 +60,7 @@ class RedisServer:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """It takes connections and answers nothing."""
+        """Freeze the server: it accepts connections and answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)

@@ -1,4 +1,4 @@
-"""A real Temporal server for tests: it can be stopped, killed, frozen and started anew on its port."""
+"""A real Temporal server for tests: it can be stopped, killed, frozen and restarted on its port."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ NAMESPACE = "default"
 
 
 class TemporalServer:
-    """`durable`: it knows after a restart what it knew before."""
+    """Runs one server; with `durable` its data survives a restart."""
 
     def __init__(self, *, durable: bool = False) -> None:
         self.port = free_port()
@@ -64,7 +64,7 @@ class TemporalServer:
         return self
 
     def stop(self, *, crash: bool = False) -> None:
-        """In order, or by kill -9."""
+        """Stop the server in order, or with `crash` by SIGKILL."""
         if self._process is not None and self._guard is not None:
             self._process.send_signal(signal.SIGKILL if crash else signal.SIGTERM)
             self._process.wait(READY_SECONDS)
@@ -81,7 +81,7 @@ class TemporalServer:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """It takes connections and answers nothing."""
+        """Freeze the server: it accepts connections and answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
@@ -91,7 +91,10 @@ class TemporalServer:
             self._process.send_signal(signal.SIGCONT)
 
     def _answers(self) -> bool:
-        """A port that is open does not yet know its namespace. A thread and a loop of its own: also for async tests."""
+        """Return True if the namespace is available: an open port is not enough.
+
+        Works in async tests too: it uses its own thread and event loop.
+        """
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, self._knows_workflows()).result()
 
@@ -106,7 +109,7 @@ class TemporalServer:
 
 
 def binary() -> str:
-    """It comes with a package, and so lies next to the Python that runs the tests."""
+    """Return the path of the `temporal` command, which a package installs beside the Python that runs the tests."""
     found = Path(sys.executable).parent / "temporal"
     assert found.exists(), "the temporal command is missing: `make setup` installs it"
     return str(found)

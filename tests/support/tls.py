@@ -1,4 +1,4 @@
-"""TLS for tests: an authority that signs for a server and for a client, and a server that speaks it for another."""
+"""TLS for tests: a CA that issues server and client certificates, and a TLS proxy in front of a plain server."""
 
 import asyncio
 import datetime
@@ -24,7 +24,7 @@ LOOPBACK = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
 
 
 class Authority:
-    """Signs for a server and for a client."""
+    """Issues a server certificate and a client certificate."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -87,7 +87,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen
 async def tls_in_front_of(
     port: int, authority: Authority, seen: bytearray | None = None, *, protocols: Sequence[str] = ()
 ) -> AsyncIterator[str]:
-    """Whoever calls must show a certificate of the same authority. `seen` gets what was said."""
+    """Run a proxy that requires a client certificate of the same CA. `seen` collects the data received."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.ca))
     context.load_cert_chain(authority.server, authority.server_key)
     context.verify_mode = ssl.CERT_REQUIRED

@@ -1,5 +1,7 @@
-"""APIs, Temporal workers and services on one PostgreSQL and one Temporal, and weather: whatever can be killed, frozen
-or restarted, is."""
+"""APIs, Temporal workers and services on one PostgreSQL and one Temporal, under random faults.
+
+Every process and both servers are killed, frozen or restarted.
+"""
 
 import asyncio
 import random
@@ -10,15 +12,16 @@ from pathlib import Path
 
 from tests.e2e.replicas import Clients, Cluster, Weather
 from tests.e2e.support import REPO, Zygote
+from tests.support.fastpath import fastpath_env
 from tests.support.postgres import PostgresServer
 from tests.support.temporal import TemporalServer
 
 TASK_SECONDS = 10.0
-"""After so long Temporal gives the task of a worker that does not answer to another one."""
+"""Time after which Temporal gives the task of a silent worker to another one."""
 
 
 class TemporalZygote(Zygote):
-    """It has imported the Temporal engine, too."""
+    """Zygote that has imported the Temporal engine, too."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -32,7 +35,7 @@ class TemporalZygote(Zygote):
 
 
 class TemporalCluster(Cluster):
-    """`engines` are `lucius temporal-worker`s; workers, as ever, are services."""
+    """Cluster with `engines`, which are `lucius temporal-worker`s; its workers are platform services."""
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class TemporalCluster(Cluster):
         workers: int = 2,
     ) -> None:
         super().__init__(zygote, folder, ledger_url, bus_url, apis=apis, reconcilers=0, workers=workers)
-        self._env |= {"LUCIUS_ENGINE": "temporal", "LUCIUS_TEMPORAL_ADDRESS": temporal.address}
+        self._env |= {"LUCIUS_ENGINE": "temporal", "LUCIUS_TEMPORAL_ADDRESS": temporal.address} | fastpath_env()
         self.engines = [f"engine-{n}" for n in range(engines)]
         self.names += self.engines
 
@@ -56,8 +59,10 @@ class TemporalCluster(Cluster):
 
 
 class Storm(Weather):
-    """As over replicas; Temporal is restarted and killed in turn with PostgreSQL, and a worker is frozen for so long
-    that Temporal takes its tasks from it."""
+    """Weather that also restarts or kills Temporal, in turn with PostgreSQL, and freezes a Temporal worker.
+
+    The freeze lasts so long that Temporal takes the worker's tasks away.
+    """
 
     def __init__(
         self,
@@ -108,7 +113,7 @@ class Storm(Weather):
             try:
                 await asyncio.shield(restart)
             except asyncio.CancelledError:
-                await restart  # what was stopped is there again afterwards
+                await restart  # a server that was stopped must be started again
                 raise
 
     async def _restart(self, how: str) -> None:

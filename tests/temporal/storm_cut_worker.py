@@ -1,15 +1,17 @@
-"""A Temporal worker that ends at once, as by kill -9, when it has committed so many times: what is in the ledger then,
-Temporal has not heard of. Arguments: how many, and the settings as environment."""
+"""Temporal worker that exits at once, as by kill -9, after a given number of commits.
+
+Temporal does not know of the last of them. Takes the number as argument and the settings from the environment.
+"""
 
 import asyncio
 import os
 import sys
 
-from lucius.adapters.ledger_postgres import PostgresLedger
-from lucius.core.decision import Decision
+from lucius.adapters.ledger.postgres.ledger import PostgresLedger
+from lucius.bootstrap.lifecycle import open_runtime
+from lucius.bootstrap.settings import load_settings
+from lucius.core.model.decision import Decision
 from lucius.observability.readiness import Role
-from lucius.settings import load_settings
-from lucius.wiring import open_runtime
 
 CUT = 9
 

@@ -1,11 +1,12 @@
 """The storm for as long as one likes: python -m tests.temporal.storm_soak --minutes 10 [--seed 1]
 
-Each pass has servers and a seed of its own, which is printed; `local:` and Redis streams take turns. The files of a
-pass that fails are kept.
+Each pass has servers and a seed of its own, which is printed; `local:` and Redis streams take turns, and every two
+passes the values of LUCIUS_TEMPORAL_FASTPATH, unless it is set. The files of a pass that fails are kept.
 """
 
 import argparse
 import asyncio
+import os
 import random
 import shutil
 import signal
@@ -15,6 +16,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from tests.support.fastpath import FASTPATH
 from tests.support.postgres import PostgresServer
 from tests.support.redis import RedisServer
 from tests.support.temporal import TemporalServer
@@ -31,18 +33,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="every process is killed once in each")
     parser.add_argument("--bus", choices=("local", "redis"), default=None, help="only this one")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes end with us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # sys.exit runs the cleanup that ends the processes
     seed = random.randrange(1_000_000) if arguments.seed is None else arguments.seed
     stop = time.monotonic() + arguments.minutes * 60
     passes = 0
+    values = [os.environ[FASTPATH]] if FASTPATH in os.environ else ["on", "off"]
     while passes == 0 or time.monotonic() < stop:
+        os.environ[FASTPATH] = values[passes // 2 % len(values)]
         one_pass(seed + passes, arguments.rounds, arguments.bus or ("local", "redis")[passes % 2])
         passes += 1
     print(f"{passes} passes, nothing lost, nothing applied twice, every counter right", flush=True)
 
 
 def one_pass(seed: int, rounds: int, bus: str) -> None:
-    print(f"seed {seed}, {bus}: ", end="", flush=True)
+    print(f"seed {seed}, {bus}, {FASTPATH}={os.environ[FASTPATH]}: ", end="", flush=True)
     folder = Path(tempfile.mkdtemp(prefix=f"lucius-storm-{seed}-"))
     began = time.monotonic()
     with ExitStack() as stack:

@@ -1,10 +1,10 @@
-"""The starter of test processes, with what the Temporal engine needs imported as well."""
+"""Zygote of test processes that has also imported what the Temporal engine needs."""
 
 import importlib
 
 from tests.e2e.zygote import main
 
-for name in ("lucius.engine.temporal.setup", "lucius.engine.temporal.worker"):
+for name in ("lucius.bootstrap.temporal", "lucius.engine.temporal.worker"):
     importlib.import_module(name)
 
 if __name__ == "__main__":

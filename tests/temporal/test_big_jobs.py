@@ -1,4 +1,4 @@
-"""A job that is larger than what Temporal takes at once goes on after its run ended, and knows all of its steps."""
+"""A job larger than Temporal's limits continues after its run has ended, and knows all its steps."""
 
 import base64
 import json
@@ -14,10 +14,12 @@ from tests.support.api import serving, settings_for
 from tests.support.temporal import TemporalServer
 from tests.temporal.twin_api import FollowingApi, TimeFlows, over_temporal
 
+pytestmark = pytest.mark.usefixtures("each_fastpath")
+
 STEPS = 12
 RESULT_BYTES = 180_000
-"""Random ones, which do not compress, and a third more as text. All of them are more than the 2 MB of Temporal."""
-ALL_ARE_THERE = " && ".join(f"size(steps.s{n}.result.text) > 0" for n in range(STEPS))
+"""Random bytes, which do not compress, and a third more as base64: together more than Temporal's 2 MB."""
+ALL_RESULTS_PRESENT = " && ".join(f"size(steps.s{n}.result.text) > 0" for n in range(STEPS))
 BIG = {
     "protocol_id": "big",
     "version": 1,
@@ -28,7 +30,7 @@ BIG = {
         {
             "step_id": "all_there",
             "kind": "decision",
-            "decision": {"choices": [{"when": ALL_ARE_THERE, "then": "SUCCEED"}], "otherwise": "FAIL"},
+            "decision": {"choices": [{"when": ALL_RESULTS_PRESENT, "then": "SUCCEED"}], "otherwise": "FAIL"},
         },
     ],
 }
@@ -45,7 +47,7 @@ async def api(tmp_path: Path, temporal_server: TemporalServer) -> AsyncIterator[
         yield FollowingApi(served.app, served.runtime, served.clock)
 
 
-async def test_a_big_job_goes_on_after_its_end_and_its_last_step_sees_all_others(
+async def test_retried_big_job_continues_and_its_last_step_sees_all_results(
     api: FollowingApi, temporal_server: TemporalServer
 ) -> None:
     job_id = await api.submit(request_type="BIG")
@@ -59,7 +61,7 @@ async def test_a_big_job_goes_on_after_its_end_and_its_last_step_sees_all_others
     job = await api.job(job_id)
     assert job["status"] == "SUCCEEDED"
     assert len(await _history(temporal_server, job_id)) > 1_000_000, (
-        "the second run was told of the first one's results"
+        "the second run received the results of the first one"
     )
 
 

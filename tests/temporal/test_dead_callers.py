@@ -1,4 +1,4 @@
-"""Whoever makes a call for a job may die with it: the job goes on by its lease, and its workflow does not wait long."""
+"""A job survives the process that makes its call: its lease ends the step, and its workflow ends soon after."""
 
 import asyncio
 import socket
@@ -11,20 +11,20 @@ import pytest
 import yaml
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 
-from lucius.engine.temporal.hand_overs import DEAD_AFTER
+from lucius.engine.temporal.workflow_handover import HEARTBEAT_TIMEOUT
 from tests.e2e.dossier import write_config
 from tests.e2e.support import until
 from tests.e2e.test_roles import SOON, Server, a_command, started
 from tests.e2e.test_temporal_roles import env_of
 from tests.support.temporal import TemporalServer
 
-TAKEN_FOR_DEAD = DEAD_AFTER.total_seconds()
+HEARTBEAT_TIMEOUT_SECONDS = HEARTBEAT_TIMEOUT.total_seconds()
 NOTICED_WITHIN = 15.0
 
 
 @contextmanager
 def slow_host() -> Iterator[socket.socket]:
-    """Takes calls, and answers none by itself."""
+    """Yield a listening socket that accepts calls and answers none by itself."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(30)
         yield listening
@@ -45,7 +45,7 @@ def write_protocol(folder: Path, request_type: str, port: int, timeout_ms: int) 
 
 
 @pytest.mark.timeout(180)
-async def test_a_workflow_ends_soon_after_its_caller_died_and_waits_for_one_that_lives(
+async def test_workflow_ends_soon_after_the_caller_process_died_and_waits_for_a_live_one(
     tmp_path: Path, postgres_url: str, temporal_server: TemporalServer
 ) -> None:
     with slow_host() as host:
@@ -68,10 +68,10 @@ async def test_a_workflow_ends_soon_after_its_caller_died_and_waits_for_one_that
                 until(lambda: _status(front, left) == "FAILED_FINAL", "the job ends by its lease", 3 * SOON)
                 about = (await Client.connect(temporal_server.address)).get_workflow_handle(left)
                 assert (await about.describe()).status is WorkflowExecutionStatus.RUNNING, "it listens for the call"
-                async with asyncio.timeout(killed + TAKEN_FOR_DEAD + NOTICED_WITHIN - time.monotonic()):
+                async with asyncio.timeout(killed + HEARTBEAT_TIMEOUT_SECONDS + NOTICED_WITHIN - time.monotonic()):
                     with pytest.raises(WorkflowFailureError):
                         await about.result()
-                await asyncio.sleep(began + TAKEN_FOR_DEAD + 5.0 - time.monotonic())
+                await asyncio.sleep(began + HEARTBEAT_TIMEOUT_SECONDS + 5.0 - time.monotonic())
                 unanswered.close()
                 call.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
                 until(lambda: _status(front, lasting) == "SUCCEEDED", "an answer that took its time counts", SOON)

@@ -1,4 +1,4 @@
-"""What the page tells people to type into Temporal's own command line does what it says there."""
+"""The Temporal CLI commands in the documentation have the documented effect."""
 
 import asyncio
 import re
@@ -13,8 +13,8 @@ from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from lucius.engine.temporal.messages import WORKFLOW_TYPE
 from lucius.engine.temporal.search import KINDS, make_searchable
-from lucius.engine.temporal.wire import WORKFLOW
 from tests.support.temporal import TemporalServer, binary
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/temporal.md").read_text()
@@ -23,7 +23,7 @@ WITHIN = 20.0
 
 @pytest.fixture
 async def namespace(temporal_server: TemporalServer) -> Client:
-    """One that knows nothing of us."""
+    """Return a client of a new namespace, without our search attributes."""
     client = await Client.connect(temporal_server.address, namespace=f"typed-{uuid.uuid4().hex[:12]}")
     asked = RegisterNamespaceRequest(namespace=client.namespace)
     asked.workflow_execution_retention_period.FromSeconds(86_400)
@@ -38,21 +38,21 @@ async def namespace(temporal_server: TemporalServer) -> Client:
 
 
 def commands(beginning: str) -> list[list[str]]:
-    """From blocks of code, with lines that go on, and from within sentences."""
+    """Return the commands in code blocks, with continued lines, and in sentences."""
     block = re.findall(rf"^{beginning} (?:.*\\\n)*.*$", PAGE, re.MULTILINE)
     inline = re.findall(rf"`({beginning} [^`]*)`", " ".join(PAGE.split()))
     return [shlex.split(found.replace("\\\n", " ")) for found in block + inline]
 
 
 async def typed(words: list[str], client: Client) -> str:
-    told = ["--address", client.service_client.config.target_host, "--namespace", client.namespace]
-    asked = [binary(), *words[1:], *told]
+    options = ["--address", client.service_client.config.target_host, "--namespace", client.namespace]
+    asked = [binary(), *words[1:], *options]
     done = await asyncio.to_thread(subprocess.run, asked, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-async def test_the_attributes_are_all_there_afterwards(namespace: Client) -> None:
+async def test_documented_command_creates_all_search_attributes(namespace: Client) -> None:
     found = commands("temporal operator search-attribute create")
     assert found
     for words in found:
@@ -65,10 +65,10 @@ async def test_the_attributes_are_all_there_afterwards(namespace: Client) -> Non
         assert await make_searchable(namespace)
 
 
-async def test_only_our_workflows_are_counted_before_going_back(namespace: Client) -> None:
+async def test_documented_count_command_counts_only_job_workflows(namespace: Client) -> None:
     (count,) = commands("temporal workflow count")
-    for kind in (WORKFLOW, "SomebodyElses"):
-        await namespace.start_workflow(kind, id=f"a-{kind}", task_queue="nobody-works-here")
+    for kind in (WORKFLOW_TYPE, "AnotherWorkflow"):
+        await namespace.start_workflow(kind, id=f"a-{kind}", task_queue="queue-without-workers")
     async with asyncio.timeout(WITHIN):
         while (await namespace.count_workflows("ExecutionStatus = 'Running'")).count != 2:  # noqa: ASYNC110
             await asyncio.sleep(0.1)

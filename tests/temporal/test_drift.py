@@ -1,4 +1,4 @@
-"""Between ledger and Temporal there is no gap that stays: whatever one has lost, it learns from the other."""
+"""Differences between ledger and Temporal do not last: each restores from the other what it has lost."""
 
 import asyncio
 import uuid
@@ -11,13 +11,17 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 from temporalio.client import Client
 
-from lucius.adapters.ledger_memory import MemoryLedger
-from lucius.core.inputs import DeadlinePassed
-from lucius.core.model import JobStatus, OutboxStatus
+from lucius.adapters.ledger.memory.store import MemoryStore
+from lucius.bootstrap.lifecycle import open_runtime
+from lucius.core.model.inputs import DeadlinePassed
+from lucius.core.model.statuses import JobStatus, OutboxStatus
+from lucius.engine.temporal.engine import TemporalEngine
 from lucius.ports.errors import ForeignEngine
-from lucius.wiring import open_runtime
 from tests.conformance.control_plane import ControlPlane, control_plane
+from tests.support.fastpath import fastpath_env
 from tests.support.temporal import TemporalServer
+
+pytestmark = pytest.mark.usefixtures("each_fastpath")
 
 WITHIN = 60.0
 
@@ -29,8 +33,15 @@ def over(server: TemporalServer, **more: str) -> dict[str, str]:
         "LUCIUS_TEMPORAL_ADDRESS": server.address,
         "LUCIUS_TEMPORAL_TASK_QUEUE": queue,
         "LUCIUS_LEDGER_URL": "memory:",
+        **fastpath_env(),
         **more,
     }
+
+
+def temporal_engine(plane: ControlPlane) -> TemporalEngine:
+    engine = plane.runtime.engine
+    assert isinstance(engine, TemporalEngine)
+    return engine
 
 
 @pytest.fixture
@@ -51,7 +62,7 @@ async def until(true: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def status(plane: ControlPlane, job_id: str) -> JobStatus:
-    view = await plane.runtime.store.job(job_id)
+    view = await plane.runtime.store.jobs.job(job_id)
     assert view is not None
     return view.job.status
 
@@ -62,65 +73,65 @@ async def finish(plane: ControlPlane, directive: Any) -> None:
 
 
 async def event_types(plane: ControlPlane, job_id: str) -> list[str]:
-    return [event.type for event in await plane.runtime.store.events(job_id, 0, 100)]
+    return [event.type for event in await plane.runtime.store.history.events(job_id, 0, 100)]
 
 
-def ledger(plane: ControlPlane) -> MemoryLedger:
+def ledger(plane: ControlPlane) -> MemoryStore:
     store = plane.runtime.store
-    assert isinstance(store, MemoryLedger)
+    assert isinstance(store, MemoryStore)
     return store
 
 
-async def test_a_ledger_that_is_put_back_is_told_anew_and_nothing_is_done_twice(plane: ControlPlane) -> None:
+async def test_restored_ledger_is_brought_up_to_date_by_the_workflow_and_no_step_repeats(plane: ControlPlane) -> None:
     job_id = await plane.submit(1)
     consumer = plane.consumer("ocr")
     store = ledger(plane)
     await until(lambda: _is_dispatching(plane, job_id))
-    record = store._records[job_id]
+    record = store.tables.records[job_id]
     backup = replace(record, steps=dict(record.steps), events=list(record.events), outbox=dict(record.outbox))
-    counters = dict(store._counters)
+    counters = dict(store.tables.counters)
     (directive,) = await consumer.pull(1, 5)
     await plane.call_back("ack", directive)
     await until(lambda: _has_step(plane, job_id, "PROCESSING"))
 
-    store._records[job_id] = store._live[job_id] = backup
-    store._counters.clear()
-    store._counters.update(counters)
-    await plane.runtime.temporal.jobs.look_after(backup.job)  # type: ignore[union-attr]
+    store.tables.records[job_id] = store.tables.live[job_id] = backup
+    store.tables.counters.clear()
+    store.tables.counters.update(counters)
+    await temporal_engine(plane).ensure_workflow(backup.job)
     await until(lambda: _has_step(plane, job_id, "PROCESSING"))
     assert "LEDGER_RESTORED" in await event_types(plane, job_id)
     assert (await plane.call_back("result", directive, status="SUCCEEDED"))["disposition"] == "APPLIED"
     await until(lambda: _ended(plane, job_id))
     assert await status(plane, job_id) is JobStatus.SUCCEEDED
-    assert all(value == 0 for value in (await store.counters("")).values())
+    assert all(value == 0 for value in (await store.jobs.counters("")).values())
 
 
 async def _is_dispatching(plane: ControlPlane, job_id: str) -> bool:
-    view = await plane.runtime.store.job(job_id)
+    view = await plane.runtime.store.jobs.job(job_id)
     return view is not None and any(step.status == "DISPATCHING" for step in view.steps.values())
 
 
 async def _has_step(plane: ControlPlane, job_id: str, wanted: str) -> bool:
-    view = await plane.runtime.store.job(job_id)
+    view = await plane.runtime.store.jobs.job(job_id)
     return view is not None and any(step.status == wanted for step in view.steps.values())
 
 
 async def _ended(plane: ControlPlane, job_id: str) -> bool:
-    return not (view := await plane.runtime.store.job(job_id)) or not view.job.live
+    return not (view := await plane.runtime.store.jobs.job(job_id)) or not view.job.live
 
 
-async def test_a_job_that_the_ledger_has_lost_is_there_again(plane: ControlPlane) -> None:
+async def test_job_lost_by_the_ledger_is_restored_from_its_workflow(plane: ControlPlane) -> None:
     job_id = await plane.submit(1)
     await until(lambda: _is_dispatching(plane, job_id))
     store = ledger(plane)
-    record = store._records.pop(job_id)
-    store._live.pop(job_id)
-    store._counters.clear()
-    store._keys.clear()
-    store._pending = type(store._pending)()
-    await until(lambda: _told(plane))
+    record = store.tables.records.pop(job_id)
+    store.tables.live.pop(job_id)
+    store.tables.counters.clear()
+    store.tables.keys.clear()
+    store.tables.pending = type(store.tables.pending)()
+    await until(lambda: _has_repaired(plane))
     await until(lambda: _is_dispatching(plane, job_id))
-    restored = await plane.runtime.store.job(job_id)
+    restored = await plane.runtime.store.jobs.job(job_id)
     assert restored is not None
     assert restored.job.command == record.job.command
     (directive,) = await plane.consumer("ocr").pull(1, 5)
@@ -129,13 +140,12 @@ async def test_a_job_that_the_ledger_has_lost_is_there_again(plane: ControlPlane
     assert await status(plane, job_id) is JobStatus.SUCCEEDED
 
 
-async def _told(plane: ControlPlane) -> bool:
-    """Temporal's index of what runs is a moment behind."""
-    assert plane.runtime.temporal is not None
-    return await plane.runtime.temporal.jobs.compare_all() > 0
+async def _has_repaired(plane: ControlPlane) -> bool:
+    """Compare until something is repaired; Temporal's index of running workflows lags behind."""
+    return await temporal_engine(plane).background.comparison.compare_all() > 0
 
 
-async def test_a_live_job_without_a_workflow_gets_one_that_goes_on_from_the_ledger(
+async def test_callback_to_a_live_job_without_a_workflow_starts_one_from_the_ledger(
     plane: ControlPlane, client: Client
 ) -> None:
     job_id = await plane.submit(1)
@@ -149,7 +159,7 @@ async def test_a_live_job_without_a_workflow_gets_one_that_goes_on_from_the_ledg
     assert await status(plane, job_id) is JobStatus.SUCCEEDED
 
 
-async def test_whoever_minds_the_deadlines_finds_it_by_himself_and_says_what_he_repaired(
+async def test_sweeper_restarts_a_missing_workflow_and_logs_the_repair(
     tmp_path: Path, temporal_server: TemporalServer, client: Client
 ) -> None:
     async with control_plane(tmp_path, **over(temporal_server, LUCIUS_ACK_TIMEOUT="8")) as plane:
@@ -164,13 +174,13 @@ async def test_whoever_minds_the_deadlines_finds_it_by_himself_and_says_what_he_
         assert b'lucius_sweeper_actions_total{action="workflow"} 1.0' in await plane.runtime.metrics.render()
 
 
-async def test_a_missing_row_is_written_again_by_the_workflow(plane: ControlPlane) -> None:
+async def test_missing_outbox_row_is_written_again_by_the_workflow(plane: ControlPlane) -> None:
     job_id = await plane.submit(1)
     await until(lambda: _is_dispatching(plane, job_id))
     store = ledger(plane)
-    (row,) = [row for row in store._records[job_id].outbox.values() if row.status is OutboxStatus.PENDING]
-    del store._records[job_id].outbox[row.outbox_id]
-    store._pending = type(store._pending)()
+    (row,) = [row for row in store.tables.records[job_id].outbox.values() if row.status is OutboxStatus.PENDING]
+    del store.tables.records[job_id].outbox[row.outbox_id]
+    store.tables.pending = type(store.tables.pending)()
     await until(lambda: _repaired(plane, job_id))
     (directive,) = await plane.consumer("ocr").pull(1, 5)
     await finish(plane, directive)
@@ -178,12 +188,12 @@ async def test_a_missing_row_is_written_again_by_the_workflow(plane: ControlPlan
 
 
 async def _repaired(plane: ControlPlane, job_id: str) -> bool:
-    await plane.runtime.engine._sweeper.repair()
+    await plane.runtime.loops.sweeper.repair()
     return "DRIFT_REPAIRED" in await event_types(plane, job_id)
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("accept", 202), ("refuse", 503)])
-async def test_while_temporal_is_away_commands_are_accepted_or_refused_as_is_said(
+async def test_commands_during_a_temporal_outage_are_accepted_or_refused_as_configured(
     tmp_path: Path, setting: str, expected: int
 ) -> None:
     server = TemporalServer(durable=True).start()
@@ -199,15 +209,13 @@ async def test_while_temporal_is_away_commands_are_accepted_or_refused_as_is_sai
                 await until(lambda: _is_dispatching(plane, answer["jobId"]))
             else:
                 assert answer["retry_after_seconds"] > 0
-                assert (await plane.runtime.store.counters("jobs"))["jobs"] == 1
+                assert (await plane.runtime.store.jobs.counters("jobs"))["jobs"] == 1
     finally:
         server.remove()
 
 
 async def _is_down(plane: ControlPlane) -> bool:
-    assert plane.runtime.temporal is not None
-    await plane.runtime.temporal._workflows.check()
-    return bool(plane.runtime.temporal._workflows.down)
+    return bool(plane.runtime.engine.health().outage)
 
 
 def _command(number: int) -> dict[str, Any]:
@@ -221,11 +229,12 @@ def _command(number: int) -> dict[str, Any]:
     }
 
 
-async def test_an_embedded_deployment_leaves_jobs_of_workflows_alone(plane: ControlPlane) -> None:
+async def test_embedded_deployment_does_not_drive_jobs_of_temporal(plane: ControlPlane) -> None:
     job_id = await plane.submit(1)
     await until(lambda: _is_dispatching(plane, job_id))
     embedded = replace(plane.runtime.settings, engine="embedded", ledger_url="memory:")
     async with open_runtime(embedded) as other:
-        other.store._records = ledger(plane)._records  # type: ignore[attr-defined]
+        assert isinstance(other.store, MemoryStore)
+        other.store.tables.records = ledger(plane).tables.records
         with pytest.raises(ForeignEngine, match="driven by temporal"):
-            await other.jobs.apply(job_id, (DeadlinePassed(),))
+            await other.engine.apply(job_id, (DeadlinePassed(),))

@@ -1,4 +1,4 @@
-"""With a key, Temporal has nothing that it could read; keys are replaced while jobs run; a wrong one is named."""
+"""With a key, Temporal stores nothing readable; keys are replaced while jobs run; a missing key is named."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,11 +9,13 @@ import pytest
 from msgspec.structs import replace
 from temporalio.client import Client, WorkflowExecutionStatus
 
-from lucius.core.model import NEVER
-from lucius.settings import Settings
+from lucius.bootstrap.settings import Settings
+from lucius.core.model.records import NEVER
 from tests.support.api import serving, settings_for
 from tests.support.temporal import TemporalServer
 from tests.temporal.twin_api import FollowingApi, TimeFlows, over_temporal
+
+pytestmark = pytest.mark.usefixtures("each_fastpath")
 
 OLD, NEW = {"2025": b"o" * 32}, {"2026": b"n" * 32}
 PLAIN = {"plain": b""}
@@ -29,7 +31,7 @@ async def serving_with(settings: Settings, keys: dict[str, bytes]) -> AsyncItera
 
 @pytest.fixture
 def settings(tmp_path: Path, temporal_server: TemporalServer) -> Settings:
-    """Whoever opens it again finds the same ledger, and the same queue."""
+    """Return settings whose ledger and queue are the same at every start."""
     ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
     return over_temporal(settings_for(tmp_path, ledger_url=ledger), temporal_server)
 
@@ -49,7 +51,7 @@ async def has_failed(server: TemporalServer, job_id: str) -> None:
 
 
 @pytest.mark.parametrize(("keys", "readable"), [(NEW, ()), (PLAIN, SECRETS)], ids=["key", "no-key"])
-async def test_with_a_key_nothing_can_be_read_in_what_temporal_keeps(
+async def test_history_in_temporal_contains_no_plain_text_if_a_key_is_configured(
     settings: Settings, temporal_server: TemporalServer, keys: dict[str, bytes], readable: tuple[bytes, ...]
 ) -> None:
     async with serving_with(settings, keys) as api:
@@ -61,13 +63,13 @@ async def test_with_a_key_nothing_can_be_read_in_what_temporal_keeps(
         kept = await kept_of(temporal_server, job_id)
         (await api.post(f"/v1/jobs/{job_id}:retry", {"reason": "secret-reason"})).ok(202)
         kept += await kept_of(temporal_server, job_id)
-        assert (await api.job(job_id))["status"] == "DISPATCHING", "those who have the key read it"
+        assert (await api.job(job_id))["status"] == "DISPATCHING", "a process with the key can read it"
     assert tuple(secret for secret in SECRETS if secret in kept) == readable
     assert (b"Encoded failure" in kept) is (not readable)
 
 
 @pytest.mark.parametrize(("before", "after"), [(OLD, NEW | OLD), ({}, NEW | PLAIN), (NEW, PLAIN | NEW)])
-async def test_a_job_goes_on_when_its_key_is_replaced(
+async def test_running_job_continues_after_a_key_rotation(
     settings: Settings, before: dict[str, bytes], after: dict[str, bytes]
 ) -> None:
     async with serving_with(settings, before) as api:
@@ -80,7 +82,7 @@ async def test_a_job_goes_on_when_its_key_is_replaced(
         assert (await api.job(job_id))["status"] == "SUCCEEDED"
 
 
-async def test_a_key_that_is_missing_is_named_and_what_was_said_meanwhile_is_kept(
+async def test_missing_key_is_logged_and_messages_stay_in_the_inbox(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving_with(settings, OLD) as api:
@@ -92,6 +94,6 @@ async def test_a_key_that_is_missing_is_named_and_what_was_said_meanwhile_is_kep
         async with asyncio.timeout(WITHIN):
             while "encrypted with key '2025'; LUCIUS_TEMPORAL_KEYS has 2026" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-        (letter,) = await api.runtime.store.unread(NEVER, 10)
-        assert letter.job_id == job_id
-        assert "Succeeded" in letter.body
+        (message,) = await api.runtime.store.inbox.list_pending(NEVER, 10)
+        assert message.job_id == job_id
+        assert "Succeeded" in message.body

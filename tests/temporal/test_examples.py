@@ -10,26 +10,28 @@ import pytest
 from tests.conformance.test_examples_run import (  # noqa: F401
     World,
     open_world,
-    test_a_forbidden_transition_is_not_tried_again,
-    test_a_large_invoice_needs_two_different_people,
-    test_a_loop_asks_until_it_is_done,
-    test_a_payment_whose_outcome_is_unknown_is_undone_last_first,
-    test_a_signature_that_comes_early_is_kept_and_one_that_never_comes_times_out,
-    test_a_small_invoice_is_posted_without_asking_anybody,
-    test_checks_that_all_pass_are_joined,
-    test_pages_are_read_one_by_one_and_what_failed_is_collected,
-    test_the_first_check_that_fails_ends_the_others,
-    test_what_nobody_decides_is_escalated_and_can_be_rejected,
+    test_early_signature_is_kept_and_a_missing_one_times_out,
+    test_first_failed_check_cancels_the_others,
+    test_forbidden_transition_is_not_retried,
+    test_large_invoice_needs_two_different_approvers,
+    test_loop_polls_until_it_is_done,
+    test_pages_are_read_one_by_one_and_failures_are_collected,
+    test_passed_checks_are_joined,
+    test_small_invoice_is_posted_without_approval,
+    test_uncertain_payment_is_undone_in_reverse_order,
+    test_undecided_approval_is_escalated_and_can_be_rejected,
 )
 from tests.support.temporal import TemporalServer
 from tests.temporal.twin_api import serving_over
+
+pytestmark = pytest.mark.usefixtures("each_fastpath")
 
 DAYS = re.compile(r"^(    timeout_ms: )\d{8,}", re.MULTILINE)
 PAUSES = re.compile(r"(duration_ms: )\d+")
 
 
 def soon(text: str) -> str:
-    """What takes days takes a moment: the timers are Temporal's, and those are real."""
+    """Shorten days to moments, since Temporal's timers run in real time."""
     return PAUSES.sub(r"\g<1>300", DAYS.sub(r"\g<1>2000", text))
 
 

@@ -1,4 +1,4 @@
-"""Jobs that take weeks, on a server whose time can be skipped: the examples as they are, backoffs of hours, more."""
+"""Jobs that take weeks, on a server that skips time: unchanged examples, backoffs of hours, long waits."""
 
 import json
 import sys
@@ -12,23 +12,23 @@ import pytest
 from msgspec.structs import replace
 from temporalio.testing import WorkflowEnvironment
 
-from lucius.settings import Settings
+from lucius.bootstrap.settings import Settings
 from tests.conformance.test_examples_run import (  # noqa: F401
     World,
     open_world,
-    test_a_loop_asks_until_it_is_done,
-    test_a_signature_that_comes_early_is_kept_and_one_that_never_comes_times_out,
-    test_what_nobody_decides_is_escalated_and_can_be_rejected,
+    test_early_signature_is_kept_and_a_missing_one_times_out,
+    test_loop_polls_until_it_is_done,
+    test_undecided_approval_is_escalated_and_can_be_rejected,
 )
 from tests.support.api import serving
 from tests.support.clock import ManualClock
 from tests.temporal.twin_api import FollowingApi
 
 HOUR, DAY = 3_600.0, 86_400.0
-PATIENT = {
+UNLIMITED_RETRIES = {
     "protocol_id": "patient",
     "version": 1,
-    "request_type": "PATIENT",
+    "request_type": "UNLIMITED_RETRIES",
     "input_schema": {"type": "object"},
     "steps": [
         {"step_id": "rest", "kind": "wait", "wait": {"until": "input.at"}},
@@ -55,7 +55,7 @@ TEST_SERVER = Path(sys.executable).parent / "temporal-test-server"
 
 
 class ServersTime(ManualClock):
-    """As of the last look at the server's."""
+    """Clock that shows the server's time as of the last look."""
 
     async def look(self, server: WorkflowEnvironment) -> None:
         self.time = max(self.time, round((await server.get_current_time()).timestamp() * 1000))
@@ -77,12 +77,12 @@ async def serving_on(settings: Settings, server: WorkflowEnvironment) -> AsyncIt
     clock = ServersTime(0)
     await clock.look(server)
     assert settings.protocols_dir is not None
-    (settings.protocols_dir / "patient.yaml").write_text(json.dumps(PATIENT))
+    (settings.protocols_dir / "patient.yaml").write_text(json.dumps(UNLIMITED_RETRIES))
     settings = replace(
         settings,
         engine="temporal",
         temporal_address=server.client.service_client.config.target_host,
-        temporal_search_attributes=False,  # it has none
+        temporal_search_attributes=False,  # the test server has none
     )
     async with serving(settings, clock) as api:
         yield SkippingApi(api.app, api.runtime, api.clock, server=server)
@@ -110,10 +110,10 @@ async def where(world: World, job_id: str) -> str:
     return str((await world.api.job(job_id))["current_step_id"])
 
 
-async def test_a_job_waits_for_longer_than_one_timer_lasts_and_then_for_a_person_for_a_week(
+async def test_job_waits_a_hundred_days_and_then_a_week_for_an_approval(
     world: World, server: WorkflowEnvironment
 ) -> None:
-    job_id = await world.submit("PATIENT", at=at(world, 100 * DAY))
+    job_id = await world.submit("UNLIMITED_RETRIES", at=at(world, 100 * DAY))
     await world.reach(job_id, lambda job: (job["blocked_on"] or {}).get("reason") == "TIMER")
     await world.api.sweep(after=100 * DAY - 60)
     assert await where(world, job_id) == "rest"
@@ -127,8 +127,8 @@ async def test_a_job_waits_for_longer_than_one_timer_lasts_and_then_for_a_person
     assert len(history.events) < 80, "a long wait costs little"
 
 
-async def test_a_backoff_of_hours_is_kept_to(world: World) -> None:
-    job_id = await world.submit("PATIENT", at=at(world, -1))
+async def test_backoff_of_hours_is_observed(world: World) -> None:
+    job_id = await world.submit("UNLIMITED_RETRIES", at=at(world, -1))
     await world.reach(job_id, lambda job: job["status"] == "WAITING_APPROVAL")
     await world.api.sweep(after=7 * DAY + 1)
     for hours in (6, 12):

@@ -1,4 +1,4 @@
-"""A running deployment moves from the embedded engine to Temporal and back: old jobs finish where they began."""
+"""A running deployment moves from the embedded engine to Temporal and back; jobs stay on their first engine."""
 
 import asyncio
 import os
@@ -19,6 +19,7 @@ from temporalio.client import Client
 
 from tests.e2e.support import KEY, REPO, Api, Json, until
 from tests.e2e.test_roles import Server
+from tests.support.fastpath import fastpath_env
 from tests.support.ports import free_port
 from tests.support.temporal import TemporalServer
 
@@ -26,7 +27,7 @@ PROTOCOL = """
 protocol_id: moved
 version: 1
 request_type: MOVED
-title: Two tasks, and between them a signal and somebody's yes
+title: Two tasks, and between them a signal and an approval
 steps:
   - {step_id: read, step_type: READ, service: read}
   - {step_id: paid, kind: wait, wait: {signal: paid}}
@@ -37,7 +38,7 @@ SERVICES = ("read", "write")
 
 
 class Deployment:
-    """Always on the same port, folder and ledger; an API and, where it is a process of its own, a Temporal worker."""
+    """Deployment on one port, folder and ledger: an API and, if the ledger is shared, a Temporal worker."""
 
     def __init__(self, folder: Path, ledger_url: str, temporal: TemporalServer) -> None:
         self.api = Api(f"http://127.0.0.1:{free_port()}")
@@ -61,7 +62,12 @@ class Deployment:
         }
 
     def start(self, engine: str, *, new_jobs: bool = True) -> None:
-        env = {**self._env, "LUCIUS_ENGINE": engine, "LUCIUS_TEMPORAL_NEW_JOBS": "on" if new_jobs else "off"}
+        env = {
+            **self._env,
+            **fastpath_env(),
+            "LUCIUS_ENGINE": engine,
+            "LUCIUS_TEMPORAL_NEW_JOBS": "on" if new_jobs else "off",
+        }
         self._spawn(env, "api", "--port", self.api.base_url.rpartition(":")[2])
         if engine == "temporal" and env["LUCIUS_LEDGER_URL"].startswith("postgresql"):
             self._spawn(env, "temporal-worker")
@@ -109,11 +115,11 @@ class Deployment:
         return self.api.call("POST", f"/v1/jobs/{job_id}{what}", body or {})[0]
 
     def take(self, service: str, job_id: str) -> Json:
-        """The directive for this job; whatever else comes meanwhile is left to its deadline."""
+        """Return the directive for this job; others pulled meanwhile are left to their deadlines."""
         return until(lambda: next((d for d in self.api.pull(service) if d["jobId"] == job_id), None), "a directive")  # type: ignore[no-any-return]
 
     def finish(self, job_ids: list[str]) -> None:
-        """Be the services and the people until all have ended."""
+        """Act as services and operators until all jobs have ended."""
         until(lambda: self._push(job_ids), "all jobs have ended", 90)
 
     def _push(self, job_ids: list[str]) -> bool:
@@ -133,7 +139,7 @@ class Deployment:
         return not live
 
     def to(self, job_id: str, state: str) -> None:
-        """Bring a job there, and leave it there."""
+        """Bring a job to a state, and leave it there."""
         if state == "untouched":
             return
         directive = self.take("read", job_id)
@@ -170,7 +176,7 @@ def deployment(tmp_path: Path, ledger_url: str, temporal_server: TemporalServer)
 
 
 def jobs_in_every_state(deployment: Deployment) -> list[str]:
-    """The slow ones last: whoever was handed a directive has 2 s to say so."""
+    """Return a job in each state, those with deadlines last: a directive must be acknowledged within 2 s."""
     made = []
     for state in reversed(STATES):
         job_id = deployment.submit()
@@ -188,7 +194,7 @@ def a_failed_job(deployment: Deployment) -> str:
 
 
 def assert_once(api: Api, job_ids: list[str], engine: str) -> None:
-    """Each has succeeded, where it began, and each of its steps once."""
+    """Assert that each job succeeded, on the given engine, and each of its steps once."""
     for job_id in job_ids:
         job = api.get(f"/v1/jobs/{job_id}")
         assert (job["status"], job["engine"]) == ("SUCCEEDED", engine), job
@@ -198,7 +204,7 @@ def assert_once(api: Api, job_ids: list[str], engine: str) -> None:
 
 
 def workflows(temporal: TemporalServer, job_ids: list[str]) -> set[str]:
-    """Which of them have one."""
+    """Return those of the jobs that have a workflow."""
 
     async def known() -> set[str]:
         client = await Client.connect(temporal.address)
@@ -207,7 +213,8 @@ def workflows(temporal: TemporalServer, job_ids: list[str]) -> set[str]:
     return asyncio.run(known())
 
 
-def test_old_jobs_finish_where_they_began_and_new_ones_are_workflows(
+@pytest.mark.usefixtures("each_fastpath")
+def test_jobs_finish_on_their_first_engine_and_new_ones_run_on_temporal(
     deployment: Deployment, temporal_server: TemporalServer
 ) -> None:
     deployment.start("embedded")
@@ -226,7 +233,7 @@ def test_old_jobs_finish_where_they_began_and_new_ones_are_workflows(
     assert workflows(temporal_server, [*old, held_id, *new]) == set(new)
 
 
-def test_an_old_job_that_failed_is_retried_where_it_began(
+def test_failed_job_of_the_embedded_engine_is_retried_on_that_engine(
     deployment: Deployment, temporal_server: TemporalServer
 ) -> None:
     deployment.start("embedded")
@@ -238,18 +245,18 @@ def test_an_old_job_that_failed_is_retried_where_it_began(
     assert workflows(temporal_server, [job_id]) == set()
 
 
-def test_the_way_back_leaves_workflows_alone_until_they_have_an_engine_again(
+def test_embedded_engine_leaves_workflow_jobs_alone_until_temporal_is_back(
     deployment: Deployment, temporal_server: TemporalServer
 ) -> None:
     deployment.start("temporal")
-    theirs = jobs_in_every_state(deployment)
+    workflow_jobs = jobs_in_every_state(deployment)
     held_id = deployment.submit()
     held = deployment.take("read", held_id)
     until(lambda: deployment.api.step(held_id, "read")["status"] == "INITIATED", "the ledger knows")
-    theirs.append(held_id)
+    workflow_jobs.append(held_id)
 
     deployment.restart("embedded")
-    seen = {job_id: deployment.api.events(job_id) for job_id in theirs}
+    seen = {job_id: deployment.api.events(job_id) for job_id in workflow_jobs}
     ours = deployment.submit()
     deployment.finish([ours])
     assert_once(deployment.api, [ours], "embedded")
@@ -258,17 +265,19 @@ def test_the_way_back_leaves_workflows_alone_until_they_have_an_engine_again(
     assert "LUCIUS_ENGINE" in said["detail"]
     assert deployment.act(held_id, ":cancel") == 503
     time.sleep(4)  # deadlines pass
-    assert {job_id: deployment.api.events(job_id) for job_id in theirs} == seen, "nobody else drives them"
+    assert {job_id: deployment.api.events(job_id) for job_id in workflow_jobs} == seen, (
+        "the embedded engine does not drive them"
+    )
 
     deployment.restart("temporal", new_jobs=False)
     late = deployment.submit()
-    deployment.finish([*theirs, late])
-    assert_once(deployment.api, theirs, "temporal")
+    deployment.finish([*workflow_jobs, late])
+    assert_once(deployment.api, workflow_jobs, "temporal")
     assert_once(deployment.api, [late], "embedded")
-    assert workflows(temporal_server, [*theirs, ours, late]) == set(theirs)
+    assert workflows(temporal_server, [*workflow_jobs, ours, late]) == set(workflow_jobs)
 
 
-def test_who_revives_a_workflow_needs_its_engine(deployment: Deployment) -> None:
+def test_retry_of_a_workflow_job_is_refused_without_temporal(deployment: Deployment) -> None:
     deployment.start("temporal")
     job_id = a_failed_job(deployment)
 
@@ -282,7 +291,7 @@ def test_who_revives_a_workflow_needs_its_engine(deployment: Deployment) -> None
 
 
 class Fleet:
-    """Two APIs and a worker on one PostgreSQL, replaced one by one while jobs come and go all the time."""
+    """Two APIs and a worker on one PostgreSQL, replaced one by one while jobs come and go."""
 
     def __init__(self, folder: Path, ledger_url: str, temporal: TemporalServer) -> None:
         self._folder = folder
@@ -297,15 +306,15 @@ class Fleet:
         self.accepted: list[str] = []
         self.refused: list[object] = []
         self._over = threading.Event()
-        self._players = [threading.Thread(target=self._submit), threading.Thread(target=self._serve)]
+        self._threads = [threading.Thread(target=self._submit), threading.Thread(target=self._serve)]
 
     def begin(self) -> None:
         self.apis = [self._start("api", engine="embedded") for _ in range(2)]
-        for player in self._players:
-            player.start()
+        for thread in self._threads:
+            thread.start()
 
     def roll(self, engine: str, *, new_jobs: bool = True) -> None:
-        """The new one is ready before the old one goes."""
+        """Replace each API; the new one is ready before the old one is stopped."""
         for number in range(len(self.apis)):
             old, self.apis[number] = self.apis[number], self._start("api", engine=engine, new_jobs=new_jobs)
             old.ask_to_stop()
@@ -316,12 +325,12 @@ class Fleet:
         return self._start("temporal-worker", engine="temporal")
 
     def some_time(self) -> None:
-        """For so long that jobs have come and gone."""
+        """Wait until more jobs have been accepted."""
         accepted = len(self.accepted)
         until(lambda: len(self.accepted) > accepted + 5, "jobs are accepted", 60)
 
     def all_ended(self) -> list[str]:
-        """Those that were accepted until now."""
+        """Wait until the jobs accepted so far have ended, and return their ids."""
         so_far = list(self.accepted)
         for job_id in so_far:
             until(partial(self._has_ended, job_id), "it has ended", 90)
@@ -335,14 +344,14 @@ class Fleet:
 
     def end(self) -> None:
         self._over.set()
-        for player in self._players:
-            if player.is_alive():
-                player.join()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
         for server in self._all:
             server.kill()
 
     def _start(self, role: str, *, engine: str, new_jobs: bool = True) -> Server:
-        chosen = {"LUCIUS_ENGINE": engine, "LUCIUS_TEMPORAL_NEW_JOBS": "on" if new_jobs else "off"}
+        chosen = {**fastpath_env(), "LUCIUS_ENGINE": engine, "LUCIUS_TEMPORAL_NEW_JOBS": "on" if new_jobs else "off"}
         server = Server(self._folder, role, **self._env, **chosen)
         self._all.append(server)
         return server.await_ready()
@@ -372,10 +381,10 @@ class Fleet:
                     self._ask("POST", "/v1/callbacks/result", {**body, "status": "SUCCEEDED"}, token)
 
     def _ask(self, method: str, path: str, body: Json, token: str | None = None) -> Json:
-        """Whoever answers, as behind a load balancer. What is answered must not be a refusal."""
+        """Ask the APIs in turn until one accepts, as behind a load balancer; note refusals."""
         while True:
             for server in list(self.apis):
-                with suppress(OSError):  # it has just gone
+                with suppress(OSError):  # this API has just stopped
                     status, answer = server.api.call(method, path, body, token)
                     if status in (200, 202):
                         return answer
@@ -391,7 +400,7 @@ def fleet(tmp_path: Path, emptied_postgres_url: str, temporal_server: TemporalSe
     made.end()
 
 
-def test_replicas_are_moved_one_by_one_and_back_and_nobody_is_refused(
+def test_rolling_migration_to_temporal_and_back_refuses_no_request(
     fleet: Fleet, temporal_server: TemporalServer
 ) -> None:
     fleet.begin()

@@ -1,4 +1,4 @@
-"""A workflow's run may end though its job goes on: its history has grown large, or the rules have changed."""
+"""A workflow run may end though its job continues: its history is too large, or the rules have changed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,25 +12,27 @@ from msgspec.structs import replace
 from temporalio import workflow
 from temporalio.client import Client, WorkflowExecution
 
-from lucius.core.decide import decide_all
-from lucius.core.decision import Decision
-from lucius.core.model import NEVER
-from lucius.engine.temporal import jobs as temporal_jobs
-from lucius.engine.temporal import setup as temporal_setup
+from lucius.bootstrap.settings import Settings
+from lucius.core.decide.decide import decide_all
+from lucius.core.model.decision import Decision
+from lucius.core.model.records import NEVER
+from lucius.engine.temporal import engine as temporal_engine
+from lucius.engine.temporal import inbox_redelivery
 from lucius.engine.temporal import worker as temporal_worker
-from lucius.engine.temporal.wire import WORKFLOW, Begin
+from lucius.engine.temporal.messages import WORKFLOW_TYPE, WorkflowArgs
 from lucius.engine.temporal.workflow import JobWorkflow
-from lucius.settings import Settings
 from tests.conformance.test_examples_run import World, open_world
 from tests.support.api import serving, settings_for
 from tests.support.temporal import TemporalServer
 from tests.temporal.twin_api import FollowingApi, TimeFlows, over_temporal
 
+pytestmark = pytest.mark.usefixtures("each_fastpath")
+
 WITHIN = 20.0
 
 
 async def runs_of(address: str, job_id: str, wanted: Callable[[list[WorkflowExecution]], bool]) -> None:
-    """Temporal's index is a moment behind."""
+    """Wait until the runs are as wanted; Temporal's index lags behind."""
     client = await Client.connect(address)
     async with asyncio.timeout(WITHIN):
         while not wanted([run async for run in client.list_workflows(f"WorkflowId='{job_id}'")]):  # noqa: ASYNC110
@@ -52,13 +54,13 @@ async def serving_at(settings: Settings, address: str) -> AsyncIterator[Followin
 
 
 @pytest.fixture
-async def world(narrow: str, tmp_path: Path) -> AsyncIterator[World]:
-    serve = partial(serving_at, address=narrow)
+async def world(short_history_server: str, tmp_path: Path) -> AsyncIterator[World]:
+    serve = partial(serving_at, address=short_history_server)
     async with open_world(tmp_path, "memory:", serve, lambda text: text) as opened:
         yield opened
 
 
-async def test_nothing_of_many_heartbeats_and_acts_is_lost(world: World, narrow: str) -> None:
+async def test_heartbeats_and_operator_acts_survive_continue_as_new(world: World, short_history_server: str) -> None:
     api = world.api
     job_id = await api.submit()
     directive = await api.pull_one()
@@ -75,13 +77,19 @@ async def test_nothing_of_many_heartbeats_and_acts_is_lost(world: World, narrow:
     assert job["steps"][0]["result"] == {"text": "all of it"}
     types = await api.event_types(job_id)
     assert (types.count("JOB_PAUSED"), types.count("JOB_RESUMED")) == (6, 6)
-    await runs_of(narrow, job_id, lambda runs: len(runs) > 2 and statuses(runs) == {"CONTINUED_AS_NEW", "COMPLETED"})
+    await runs_of(
+        short_history_server, job_id, lambda runs: len(runs) > 2 and statuses(runs) == {"CONTINUED_AS_NEW", "COMPLETED"}
+    )
     found = "LuciusState='SUCCEEDED' and LuciusTenant='acme'"
-    client = await Client.connect(narrow)
-    assert job_id in [run.id async for run in client.list_workflows(found)], "also by what was told to the first run"
+    client = await Client.connect(short_history_server)
+    assert job_id in [run.id async for run in client.list_workflows(found)], (
+        "also by the attributes set by the first run"
+    )
 
 
-async def test_a_job_of_many_steps_does_each_of_them_once(world: World, narrow: str) -> None:
+async def test_steps_of_a_job_with_several_workflow_runs_are_executed_once(
+    world: World, short_history_server: str
+) -> None:
     world.results["split"] = {"pages": [f"p{n}" for n in range(30)]}
     world.results |= {f"ocr_page.{n}": {"text": f"t{n}"} for n in range(30)}
     job_id = await world.submit("PAGE_MAP")
@@ -90,27 +98,29 @@ async def test_a_job_of_many_steps_does_each_of_them_once(world: World, narrow: 
     pages = next(step for step in job["steps"] if step["stepId"] == "pages")["result"]
     assert [item["result"]["text"] for item in pages["items"]] == [f"t{n}" for n in range(30)]
     assert {step["attempt_no"] for step in job["steps"] if step["stepId"].startswith("ocr_page")} == {1}
-    await runs_of(narrow, job_id, lambda runs: len(runs) > 1 and statuses(runs) == {"CONTINUED_AS_NEW", "COMPLETED"})
+    await runs_of(
+        short_history_server, job_id, lambda runs: len(runs) > 1 and statuses(runs) == {"CONTINUED_AS_NEW", "COMPLETED"}
+    )
 
 
 # Rules that change
 
 
-@workflow.defn(name=WORKFLOW)
-class OfTomorrow(JobWorkflow):
-    """It does something first that today's does not."""
+@workflow.defn(name=WORKFLOW_TYPE)
+class LaterJobWorkflow(JobWorkflow):
+    """Workflow of a later version, which first does something that today's does not."""
 
     @workflow.init
-    def __init__(self, begin: Begin) -> None:
-        super().__init__(begin)
+    def __init__(self, args: WorkflowArgs) -> None:
+        super().__init__(args)
 
     @workflow.run
-    async def run(self, begin: Begin) -> str:
+    async def run(self, args: WorkflowArgs) -> str:
         await workflow.sleep(0.01)
-        return await super().run(begin)
+        return await super().run(args)
 
 
-def decide_tomorrow(*args: Any) -> Decision:
+def decide_by_later_rules(*args: Any) -> Decision:
     decision = decide_all(*args)
     due_at = decision.job.due_at
     later = due_at + 1 if due_at is not None and due_at < NEVER else due_at
@@ -121,7 +131,7 @@ def decide_tomorrow(*args: Any) -> Decision:
 async def between_versions(
     settings: Settings, server: TemporalServer, change: Callable[[], None]
 ) -> AsyncIterator[tuple[FollowingApi, str, dict[str, Any]]]:
-    """A job that was begun before the change, and its directive."""
+    """Yield an API after the change, with a job started before it and its directive."""
     async with serving_at(settings, server.address) as api:
         job_id = await api.submit()
         directive = await api.pull_one()
@@ -134,15 +144,19 @@ async def between_versions(
 
 @pytest.fixture
 def settings(tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr(temporal_jobs, "GRACE_MS", 200)
-    monkeypatch.setattr(temporal_setup, "INBOX_SECONDS", 0.2)
+    monkeypatch.setattr(temporal_engine, "GRACE_MS", 200)
+    monkeypatch.setattr(inbox_redelivery, "GRACE_MS", 200)
+    monkeypatch.setattr(inbox_redelivery, "INTERVAL_SECONDS", 0.2)
     return over_temporal(settings_for(tmp_path, ledger_url=f"sqlite:///{tmp_path / 'ledger.db'}"), temporal_server)
 
 
-async def test_rules_that_decide_otherwise_cost_a_run_and_no_job(
+async def test_changed_rules_fail_the_workflow_run_and_not_the_job(
     settings: Settings, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change = partial(monkeypatch.setattr, "lucius.engine.temporal.workflow.decide_all", decide_tomorrow)
+    def change() -> None:
+        for module in ("workflow", "early_messages"):
+            monkeypatch.setattr(f"lucius.engine.temporal.{module}.decide_all", decide_by_later_rules)
+
     async with between_versions(settings, temporal_server, change) as (api, job_id, directive):
         (await api.succeed(directive)).ok()
         job = await api.job(job_id)
@@ -150,12 +164,12 @@ async def test_rules_that_decide_otherwise_cost_a_run_and_no_job(
         await runs_of(temporal_server.address, job_id, lambda runs: statuses(runs) == {"FAILED", "COMPLETED"})
 
 
-async def test_a_run_that_does_not_fit_a_changed_workflow_can_be_ended_by_hand(
+async def test_workflow_run_that_no_longer_replays_can_be_terminated_by_hand(
     settings: Settings, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change() -> None:
         monkeypatch.setattr(temporal_worker, "PASSED_THROUGH", (*temporal_worker.PASSED_THROUGH, "tests"))
-        monkeypatch.setattr(temporal_worker, "JobWorkflow", OfTomorrow)
+        monkeypatch.setattr(temporal_worker, "JobWorkflow", LaterJobWorkflow)
 
     async with between_versions(settings, temporal_server, change) as (api, job_id, directive):
         (await api.succeed(directive)).ok()

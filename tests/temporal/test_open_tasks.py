@@ -1,5 +1,7 @@
-"""A task that stays open for what services say must not take on too much, nor keep others waiting; and if it is lost,
-what it had heard is not held against anybody."""
+"""A workflow task that stays open for callbacks takes on a limited amount and does not keep others waiting.
+
+If the task is lost, a callback that it had received does not count as its own duplicate.
+"""
 
 import asyncio
 import itertools
@@ -17,14 +19,17 @@ from msgspec.structs import replace
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 
-from lucius.core.decision import Decision
-from lucius.core.model import NEVER
-from lucius.engine.temporal import ahead, bundles, given_out, mail
+from lucius.core.model.decision import Decision
+from lucius.core.model.records import NEVER
+from lucius.engine.temporal import early_messages, signal_batcher
 from lucius.engine.temporal.client import data_converter
+from lucius.engine.temporal.fastpath import coalesced_handovers, open_tasks
 from tests.support.api import Api, settings_for
 from tests.support.temporal import TemporalServer
 from tests.temporal.test_new_runs import runs_of, serving_at
 from tests.temporal.twin_api import FollowingApi
+
+pytestmark = pytest.mark.usefixtures("fastpath_on")
 
 ITEMS, LARGE = 300, 100_000
 APPLIED = ("CALLBACK_RESULT", "APPLIED")
@@ -66,7 +71,7 @@ async def world(folder: Path, address: str) -> AsyncIterator[FollowingApi]:
 
 
 async def answer(api: Api, most: int = 1, result: Any = None, seconds: float = 0.0, wait: int = 5) -> int:
-    """So many directives, all at once: however far the ledger is."""
+    """Answer up to `most` directives at once, even before the ledger shows them, and return their number."""
     directives = await pulled(api, most, wait)
     await asyncio.sleep(seconds)
     for answered in await asyncio.gather(*(api.succeed(directive, result=result) for directive in directives)):
@@ -90,11 +95,11 @@ async def kinds(server: TemporalServer, job_id: str) -> Counter[str]:
 
 
 async def dispositions(api: Api, job_id: str) -> Counter[tuple[str, str]]:
-    events = await api.runtime.store.events(job_id, 0, 5_000)
+    events = await api.runtime.store.history.events(job_id, 0, 5_000)
     return Counter((event.type, event.data["disposition"]) for event in events if "disposition" in event.data)
 
 
-async def test_large_answers_one_after_the_other(tmp_path: Path, temporal_server: TemporalServer) -> None:
+async def test_large_results_in_sequence_fail_no_task(tmp_path: Path, temporal_server: TemporalServer) -> None:
     async with world(tmp_path, temporal_server.address) as api:
         job_id = await api.submit(request_type="CHAIN")
         for n in range(STEPS):
@@ -103,7 +108,7 @@ async def test_large_answers_one_after_the_other(tmp_path: Path, temporal_server
         assert not (await kinds(temporal_server, job_id))["WORKFLOW_TASK_FAILED"]
 
 
-async def test_many_answers_at_once(tmp_path: Path, temporal_server: TemporalServer) -> None:
+async def test_many_results_at_once_are_each_applied_once(tmp_path: Path, temporal_server: TemporalServer) -> None:
     async with world(tmp_path, temporal_server.address) as api:
         job_id, done = await api.submit(request_type="MAP", payload={"items": list(range(ITEMS))}), 0
         while done < ITEMS:
@@ -113,10 +118,10 @@ async def test_many_answers_at_once(tmp_path: Path, temporal_server: TemporalSer
         assert not (await kinds(temporal_server, job_id))["WORKFLOW_TASK_FAILED"]
 
 
-async def test_what_is_given_out_one_by_one_is_told_together(
+async def test_handovers_made_one_by_one_share_signals(
     tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(given_out, "COALESCE_SECONDS", 1.0)
+    monkeypatch.setattr(coalesced_handovers, "COALESCE_SECONDS", 1.0)
     async with world(tmp_path, temporal_server.address) as api:
         job_id = await api.submit(request_type="MAP", payload={"items": list(range(32))})
         directives: list[dict[str, Any]] = []
@@ -129,7 +134,7 @@ async def test_what_is_given_out_one_by_one_is_told_together(
         assert (await kinds(temporal_server, job_id))["WORKFLOW_EXECUTION_SIGNALED"] < 16
 
 
-async def test_many_who_answer_at_once_and_again(tmp_path: Path, temporal_server: TemporalServer) -> None:
+async def test_many_concurrent_services_fail_no_task(tmp_path: Path, temporal_server: TemporalServer) -> None:
     async with world(tmp_path, temporal_server.address) as api:
         job_id, done = await api.submit(request_type="MAP", payload={"items": list(range(ITEMS))}), 0
 
@@ -145,15 +150,15 @@ async def test_many_who_answer_at_once_and_again(tmp_path: Path, temporal_server
         assert not (await kinds(temporal_server, job_id))["WORKFLOW_TASK_FAILED"]
 
 
-async def test_what_a_lost_task_heard_is_no_duplicate(
+async def test_message_received_by_a_lost_task_is_no_duplicate(
     tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Temporal fails a task for which too many signals wait, and who works on it does not know."""
-    monkeypatch.setattr(ahead, "MOST_SIGNALS", 10_000)
-    monkeypatch.setattr(ahead, "MOST_SECONDS", 60)
-    monkeypatch.setattr(mail, "MOST_AHEAD", 10_000)
-    monkeypatch.setattr(bundles, "MOST_TOGETHER", 1)
-    monkeypatch.setattr(bundles, "PAUSE", 0)
+    """Temporal fails a task with too many pending signals, and its worker does not notice."""
+    monkeypatch.setattr(open_tasks, "MAX_PENDING_SIGNALS", 10_000)
+    monkeypatch.setattr(open_tasks, "MAX_TASK_SECONDS", 60)
+    monkeypatch.setattr(early_messages, "MAX_EARLY_MESSAGES", 10_000)
+    monkeypatch.setattr(signal_batcher, "MAX_BATCH_MESSAGES", 1)
+    monkeypatch.setattr(signal_batcher, "PAUSE_SECONDS", 0)
     async with world(tmp_path, temporal_server.address) as api:
         job_id, done = await api.submit(request_type="MAP", payload={"items": list(range(ITEMS))}), 0
         while done < ITEMS:
@@ -163,11 +168,11 @@ async def test_what_a_lost_task_heard_is_no_duplicate(
         assert await dispositions(api, job_id) == {APPLIED: ITEMS}
 
 
-async def test_an_act_is_answered_however_much_is_said_meanwhile(
+async def test_update_is_answered_while_callbacks_keep_arriving(
     tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "MOST_SIGNALS", 10_000)
-    monkeypatch.setattr(ahead, "MOST_SECONDS", 60)
+    monkeypatch.setattr(open_tasks, "MAX_PENDING_SIGNALS", 10_000)
+    monkeypatch.setattr(open_tasks, "MAX_TASK_SECONDS", 60)
     async with world(tmp_path, temporal_server.address) as api:
         job_id = await api.submit(request_type="CHAIN")
         (directive,) = await api.pull("ocr", wait_seconds=5)
@@ -183,10 +188,10 @@ async def test_an_act_is_answered_however_much_is_said_meanwhile(
         (await retried).ok(202)
 
 
-async def test_a_chain_of_quick_steps_keeps_nobody_waiting_for_long(
+async def test_chain_of_quick_steps_ends_its_task_in_time(
     tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "MOST_SECONDS", 1.0)
+    monkeypatch.setattr(open_tasks, "MAX_TASK_SECONDS", 1.0)
     async with world(tmp_path, temporal_server.address) as api:
         job_id = await api.submit(request_type="CHAIN")
         for _ in range(STEPS):
@@ -195,35 +200,35 @@ async def test_a_chain_of_quick_steps_keeps_nobody_waiting_for_long(
         assert (await kinds(temporal_server, job_id))["WORKFLOW_TASK_COMPLETED"] >= 4
 
 
-async def test_a_job_whose_services_keep_answering_begins_anew_all_the_same(tmp_path: Path, narrow: str) -> None:
-    async with world(tmp_path, narrow) as api:
+async def test_job_with_steady_results_continues_as_new(tmp_path: Path, short_history_server: str) -> None:
+    async with world(tmp_path, short_history_server) as api:
         job_id = await api.submit(request_type="LONG_CHAIN")
         for _ in range(MANY_STEPS):
             assert await answer(api, seconds=0.08)
         assert await api.end(job_id) == "SUCCEEDED"
-        await runs_of(narrow, job_id, lambda runs: len(runs) >= 2)
+        await runs_of(short_history_server, job_id, lambda runs: len(runs) >= 2)
 
 
-async def test_time_passes_in_a_task(tmp_path: Path, temporal_server: TemporalServer) -> None:
+async def test_time_advances_between_inline_decisions(tmp_path: Path, temporal_server: TemporalServer) -> None:
     async with world(tmp_path, temporal_server.address) as api:
         job_id = await api.submit(request_type="CHAIN")
         for _ in range(STEPS):
             assert await answer(api, seconds=0.05)
         await api.job(job_id)
-        view = await api.runtime.store.job(job_id)
+        view = await api.runtime.store.jobs.job(job_id)
         assert view is not None
         ends = [view.steps[f"s{n}"].updated_at for n in range(STEPS)]
         assert all(later - earlier >= 40 for earlier, later in itertools.pairwise(ends)), ends
         assert view.job.updated_at <= api.clock.now() + 50
 
 
-async def test_what_was_said_twice_to_a_task_that_was_lost_is_a_duplicate_once(
+async def test_repeat_received_by_a_lost_task_is_recorded_once(
     tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Temporal lets no workflow end that has a signal to hear, so its last task is done once more."""
+    """Temporal completes no workflow with an unread signal, so its last task runs again."""
     async with world(tmp_path, temporal_server.address) as api:
         store, said = api.runtime.store, list[str]()
-        commit = store.commit
+        commit = store.ledger.commit
 
         async def once_more(decision: Decision) -> None:
             if not decision.job.live and not said:
@@ -233,8 +238,8 @@ async def test_what_was_said_twice_to_a_task_that_was_lost_is_a_duplicate_once(
         job_id = await api.submit(request_type="SINGLE")
         (directive,) = await api.pull("ocr", wait_seconds=5)
         (await api.callback("ack", directive)).ok()
-        await api.job(job_id)  # heard by the task that asked for it, which is over
-        monkeypatch.setattr(store, "commit", once_more)
+        await api.job(job_id)  # applied by the open task that requested it, which is now over
+        monkeypatch.setattr(store.ledger, "commit", once_more)
         (await api.succeed(directive)).ok()
         found = await kinds(temporal_server, job_id)
         assert (said, found["WORKFLOW_TASK_FAILED"]) == (["DUPLICATE"], 1)
@@ -243,4 +248,4 @@ async def test_what_was_said_twice_to_a_task_that_was_lost_is_a_duplicate_once(
             APPLIED: 1,
             ("CALLBACK_RESULT", "DUPLICATE"): 1,
         }
-        assert await store.unread(NEVER, 10) == []
+        assert await store.inbox.list_pending(NEVER, 10) == []

@@ -1,24 +1,27 @@
-"""The contract of an orchestration engine, on Temporal: the same tests as for the embedded one."""
+"""The engine contract on Temporal: the same tests as for the embedded engine."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from lucius.core.decision import Defaults
+from lucius.core.model.decision import Defaults
 from tests.conformance.test_orchestration import (  # noqa: F401
     CHAIN,
     settings_with_protocols,
-    test_a_failure_class_leads_where_the_matrix_says,
-    test_compensation_halts_the_job_until_a_person_acts,
-    test_every_attempt_of_a_step_carries_the_same_key,
-    test_exhausted_retries_go_to_the_review_queue,
-    test_the_same_command_twice_is_one_job,
+    test_attempts_of_a_step_share_an_idempotency_key,
+    test_exhausted_retries_open_a_review_item,
+    test_failure_class_leads_to_the_documented_status_and_review_item,
+    test_heartbeat_counts_are_shown_in_the_job,
+    test_repeated_command_is_one_job,
+    test_required_compensation_holds_the_job_until_an_operator_acts,
     test_two_workers_never_get_the_same_attempt,
 )
 from tests.support.api import Api
 from tests.support.temporal import TemporalServer
 from tests.temporal.twin_api import serving_over
+
+pytestmark = pytest.mark.usefixtures("each_fastpath")
 
 MAPPED = 120
 
@@ -31,7 +34,7 @@ async def api(ledger_url: str, tmp_path: Path, temporal_server: TemporalServer) 
 
 
 @pytest.mark.parametrize("ledger_url", ["sqlite"], indirect=True)
-async def test_a_protocol_of_200_steps_finishes(api: Api) -> None:
+async def test_protocol_of_200_steps_finishes(api: Api) -> None:
     job_id = await api.submit(request_type="CHAIN")
     for _ in range(CHAIN):
         (await api.succeed(await api.pull_one(), result={"ok": True})).ok()

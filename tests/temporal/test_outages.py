@@ -1,4 +1,4 @@
-"""Our own absence is held against nobody, and no other deployment is told what to do."""
+"""Downtime of Lucius or Temporal uses up no attempt, and other deployments are left alone."""
 
 import asyncio
 from pathlib import Path
@@ -6,17 +6,19 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client, WorkflowUpdateFailedError
 
-from lucius.core.decision import Decision
-from lucius.core.inputs import Cancel
+from lucius.core.model.decision import Decision
+from lucius.core.model.inputs import Cancel
 from lucius.engine.temporal.client import data_converter
-from lucius.engine.temporal.wire import ACT, pack
+from lucius.engine.temporal.messages import ACT_UPDATE, encode_input
 from lucius.ports.errors import LedgerDown
 from tests.conformance.control_plane import ControlPlane, control_plane
 from tests.support.temporal import TemporalServer
-from tests.temporal.test_drift import _ended, _is_dispatching, event_types, over, until
+from tests.temporal.test_drift import _ended, _is_dispatching, event_types, over, temporal_engine, until
+
+pytestmark = pytest.mark.usefixtures("each_fastpath")
 
 
-async def test_an_attempt_whose_deadline_passed_while_temporal_was_away_gets_a_fresh_one(tmp_path: Path) -> None:
+async def test_attempt_gets_a_fresh_deadline_after_a_temporal_outage(tmp_path: Path) -> None:
     server = TemporalServer(durable=True).start()
     try:
         async with control_plane(tmp_path, **over(server, LUCIUS_ACK_TIMEOUT="2")) as plane:
@@ -42,7 +44,7 @@ async def _is_judged(plane: ControlPlane, job_id: str) -> bool:
 
 
 async def _is_initiated(plane: ControlPlane, job_id: str) -> bool:
-    view = await plane.runtime.store.job(job_id)
+    view = await plane.runtime.store.jobs.job(job_id)
     return view is not None and any(step.status == "INITIATED" for step in view.steps.values())
 
 
@@ -53,19 +55,16 @@ async def test_workflows_of_another_deployment_are_left_alone(tmp_path: Path, te
     ):
         job_id = await one.submit(1)
         await until(lambda: _is_dispatching(one, job_id))
-        assert one.runtime.temporal is not None
-        assert two.runtime.temporal is not None
         await until(lambda: _lists(one, job_id))
-        assert await two.runtime.temporal.jobs.compare_all() == 0
-        assert [found async for found in two.runtime.temporal._workflows.running()] == []
+        assert await temporal_engine(two).background.comparison.compare_all() == 0
+        assert [found async for found in temporal_engine(two).workflows.running()] == []
 
 
 async def _lists(plane: ControlPlane, job_id: str) -> bool:
-    assert plane.runtime.temporal is not None
-    return job_id in [found async for found in plane.runtime.temporal._workflows.running()]
+    return job_id in [found async for found in temporal_engine(plane).workflows.running()]
 
 
-async def test_an_attempt_that_ran_out_while_the_ledger_was_away_gets_a_fresh_deadline(
+async def test_attempt_gets_a_fresh_deadline_after_a_ledger_outage(
     tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with control_plane(tmp_path, **over(temporal_server, LUCIUS_ACK_TIMEOUT="2")) as plane:
@@ -77,21 +76,21 @@ async def test_an_attempt_that_ran_out_while_the_ledger_was_away_gets_a_fresh_de
             raise LedgerDown("away")
 
         with monkeypatch.context() as outage:
-            outage.setattr(plane.runtime.store, "commit", away)
+            outage.setattr(plane.runtime.store.ledger, "commit", away)
             await asyncio.sleep(9)
         await until(lambda: _is_judged(plane, job_id))
         assert (await plane.call_back("ack", directive))["disposition"] == "APPLIED"
         assert "STEP_RETRY_SCHEDULED" not in await event_types(plane, job_id)
 
 
-async def test_a_time_out_whose_answer_was_lost_is_found_in_the_ledger(
+async def test_timeout_whose_commit_answer_was_lost_is_decided_once(
     tmp_path: Path, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was written down, so it is not weighed again."""
+    """The timeout is in the ledger, so it is not decided again."""
     async with control_plane(
         tmp_path, **over(temporal_server, LUCIUS_ACK_TIMEOUT="1", LUCIUS_BACKOFF_SCALE="0.01")
     ) as plane:
-        commit, asked = plane.runtime.store.commit, list[int]()
+        commit, asked = plane.runtime.store.ledger.commit, list[int]()
 
         async def unsure(decision: Decision) -> None:
             await commit(decision)
@@ -100,7 +99,7 @@ async def test_a_time_out_whose_answer_was_lost_is_found_in_the_ledger(
                 if len(asked) == 1:
                     raise LedgerDown("it went away while it answered")
 
-        monkeypatch.setattr(plane.runtime.store, "commit", unsure)
+        monkeypatch.setattr(plane.runtime.store.ledger, "commit", unsure)
         job_id = await plane.submit(1)
         await plane.consumer("ocr").pull(1, 10)
         await until(lambda: _is_judged(plane, job_id))
@@ -112,15 +111,14 @@ async def test_a_time_out_whose_answer_was_lost_is_found_in_the_ledger(
         assert history < 60, "nothing goes round and round"
 
 
-async def test_what_was_asked_of_one_job_is_not_done_to_another(
-    tmp_path: Path, temporal_server: TemporalServer
-) -> None:
-    """Whoever can write to Temporal could send on what he can't even read."""
+async def test_update_addressed_to_another_job_is_refused(tmp_path: Path, temporal_server: TemporalServer) -> None:
+    """Anyone with write access to Temporal could forward inputs, even without being able to decrypt them."""
     async with control_plane(tmp_path, **over(temporal_server)) as plane:
         job_id = await plane.submit(1)
         await until(lambda: _is_dispatching(plane, job_id))
         client = await Client.connect(temporal_server.address, data_converter=data_converter({}))
-        asked = client.get_workflow_handle(job_id).execute_update(ACT, pack(Cancel("mallory"), f"another/{ACT}"))
+        foreign = encode_input(Cancel("mallory"), f"another/{ACT_UPDATE}")
+        asked = client.get_workflow_handle(job_id).execute_update(ACT_UPDATE, foreign)
         with pytest.raises(WorkflowUpdateFailedError):
             await asked
         assert await _is_dispatching(plane, job_id)
@@ -131,18 +129,18 @@ async def _history(server: TemporalServer, job_id: str) -> int:
     return len([event async for event in client.get_workflow_handle(job_id).fetch_history_events()])
 
 
-async def test_an_attempt_whose_service_could_not_be_heard_until_just_now_gets_a_fresh_deadline(
+async def test_attempt_gets_a_fresh_deadline_if_an_outage_ended_shortly_before_it(
     tmp_path: Path, temporal_server: TemporalServer
 ) -> None:
-    """It is over before the clock rings, so nothing is late."""
+    """The outage ends before the deadline, so nothing is late."""
     async with control_plane(tmp_path, **over(temporal_server, LUCIUS_ACK_TIMEOUT="2")) as plane:
         job_id = await plane.submit(1)
         (directive,) = await plane.consumer("ocr").pull(1, 10)
         await until(lambda: _is_initiated(plane, job_id))
         await asyncio.sleep(1.5)
-        assert plane.runtime.temporal is not None
-        plane.runtime.temporal._workflows.down = "no answer"
-        await plane.runtime.temporal._workflows.check()
+        workflows = temporal_engine(plane).workflows
+        workflows.down = "no answer"
+        await workflows.check()
         await until(lambda: _is_judged(plane, job_id))
         assert "STEP_RETRY_SCHEDULED" not in await event_types(plane, job_id)
         assert (await plane.call_back("ack", directive))["disposition"] == "APPLIED"

@@ -1,4 +1,4 @@
-"""Directives that are published by an activity: once, not while the job is paused, and at no cost while they wait."""
+"""Directives published by an activity: once, not while the job is paused, and at no cost while they wait."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from lucius.adapters.bus_memory import MemoryBus
+from lucius.adapters.bus.memory import MemoryBus
 from lucius.contract import Directive
-from lucius.core.model import NEVER
+from lucius.core.model.records import NEVER
 from lucius.ports.errors import LedgerDown
 from tests.conformance.control_plane import ControlPlane, control_plane
 from tests.support.temporal import TemporalServer
 from tests.temporal.test_drift import _ended, _is_dispatching, event_types, finish, over, until
+
+pytestmark = pytest.mark.usefixtures("each_fastpath")
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ async def directive_of(plane: ControlPlane) -> Directive:
 
 
 async def attempts(plane: ControlPlane, job_id: str) -> list[int]:
-    view = await plane.runtime.store.job(job_id)
+    view = await plane.runtime.store.jobs.job(job_id)
     assert view is not None
     return [step.attempt.attempt_no for step in view.steps.values()]
 
@@ -46,11 +48,11 @@ async def test_a_directive_is_published_once(plane: ControlPlane) -> None:
     await finish(plane, await directive_of(plane))
     await until(lambda: _ended(plane, job_id))
     assert bus(plane).backlog("ocr") == 0
-    assert await plane.runtime.store.unread(NEVER, 1) == []
+    assert await plane.runtime.store.inbox.list_pending(NEVER, 1) == []
     assert (await event_types(plane, job_id))[-1] == "JOB_SUCCEEDED"
 
 
-async def test_while_the_bus_is_down_nothing_is_burned(plane: ControlPlane) -> None:
+async def test_bus_outage_uses_no_attempts(plane: ControlPlane) -> None:
     bus(plane).down = True
     job_id = await plane.submit(1)
     await until(lambda: _is_dispatching(plane, job_id))
@@ -65,7 +67,7 @@ async def test_while_the_bus_is_down_nothing_is_burned(plane: ControlPlane) -> N
     await until(lambda: _ended(plane, job_id))
 
 
-async def test_a_message_that_the_bus_refuses_costs_its_attempt(plane: ControlPlane) -> None:
+async def test_message_refused_by_the_bus_uses_an_attempt(plane: ControlPlane) -> None:
     bus(plane).refuse = lambda directive: directive.attempt_no == 1
     job_id = await plane.submit(1)
     directive = await directive_of(plane)
@@ -73,7 +75,7 @@ async def test_a_message_that_the_bus_refuses_costs_its_attempt(plane: ControlPl
     assert "HANDOVER_FAILED" in await event_types(plane, job_id)
 
 
-async def test_nothing_is_published_while_the_job_is_paused(plane: ControlPlane) -> None:
+async def test_paused_job_publishes_nothing(plane: ControlPlane) -> None:
     bus(plane).down = True
     job_id = await plane.submit(1)
     await until(lambda: _is_dispatching(plane, job_id))
@@ -87,24 +89,24 @@ async def test_nothing_is_published_while_the_job_is_paused(plane: ControlPlane)
     await until(lambda: _ended(plane, job_id))
 
 
-async def test_what_surely_did_not_leave_us_is_not_taken_for_handed_over(
+async def test_attempt_that_was_not_published_after_a_ledger_error_is_published_once(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = plane.runtime.jobs
-    real, fails = jobs.weigh, iter((True,))
+    jobs = plane.runtime.engine
+    real, fails = jobs.evaluate, iter((True,))
 
-    async def weigh(*asked: Any, **more: Any) -> Any:
+    async def evaluate(*asked: Any, **more: Any) -> Any:
         if next(fails, False):
             raise LedgerDown("for a moment")
         return await real(*asked, **more)
 
-    monkeypatch.setattr(jobs, "weigh", weigh)
+    monkeypatch.setattr(jobs, "evaluate", evaluate)
     job_id = await plane.submit(1)
     directive = await directive_of(plane)
     assert (directive.attempt_no, await attempts(plane, job_id)) == (1, [1])
 
 
-async def test_a_full_window_is_not_an_attempt(tmp_path: Path, temporal_server: TemporalServer) -> None:
+async def test_directive_waiting_at_the_cap_uses_no_attempt(tmp_path: Path, temporal_server: TemporalServer) -> None:
     settings = over(temporal_server, LUCIUS_BUS_URL="memory:", LUCIUS_MAX_UNACKED="1")
     async with control_plane(tmp_path, **settings) as plane:
         first, second = await plane.submit(1), await plane.submit(2)

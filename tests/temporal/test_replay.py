@@ -1,7 +1,7 @@
-"""What was begun by a version that was deployed can be gone on with by today's: recorded histories are replayed.
+"""Jobs that a deployed version started can be continued by today's: recorded histories are replayed.
 
-`python -m scripts.record_histories` writes them. One that fails here would fail for the jobs that run: see how to
-change the workflow in docs/adr/0015-temporal-workflow.md.
+`python -m scripts.record_histories` writes them. One that fails here would fail for running jobs: see how to
+change the workflow in docs/adr/0015-one-temporal-workflow-per-job.md.
 """
 
 import base64
@@ -19,27 +19,26 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer, WorkflowReplayResult
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
-from lucius.adapters.expressions import CelTools
-from lucius.core.decide import decide_all
-from lucius.core.decision import Decision, JobView, NoTools
-from lucius.core.inputs import Input, Start, Succeeded
+from lucius.adapters.expressions.expressions import CelTools
+from lucius.core.decide.decide import decide_all
+from lucius.core.model.decision import Decision, JobSnapshot, NoTools
+from lucius.core.model.inputs import Input, Start, Succeeded
 from lucius.engine.temporal.client import data_converter
-from lucius.engine.temporal.mail import Mail
-from lucius.engine.temporal.rules import rules
-from lucius.engine.temporal.wire import WORKFLOW, Begin, Happened
+from lucius.engine.temporal.messages import WORKFLOW_TYPE, JobMessage, WorkflowArgs
 from lucius.engine.temporal.worker import PASSED_THROUGH
 from lucius.engine.temporal.workflow import JobWorkflow
+from lucius.engine.temporal.workflow_tools import workflow_tools
 
 RECORDED = sorted((Path(__file__).parents[1] / "data" / "histories").glob("*.json"))
-MOST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 MACHINE = re.compile(r"/(home|root|tmp|work|Users)/|site-packages")
 
 
 @pytest.fixture(autouse=True)
 def _tools() -> Iterator[None]:
-    rules.tools = CelTools()
+    workflow_tools.tools = CelTools()
     yield
-    rules.tools = NoTools()
+    workflow_tools.tools = NoTools()
 
 
 def recorded(path: Path) -> WorkflowHistory:
@@ -49,6 +48,11 @@ def recorded(path: Path) -> WorkflowHistory:
 
 def named(name: str) -> WorkflowHistory:
     return recorded(next(path for path in RECORDED if path.name.startswith(f"{name}.")))
+
+
+def payloads(text: str) -> str:
+    """Return the decoded payloads of a history."""
+    return b" ".join(base64.b64decode(found) for found in re.findall(r'"data":"([^"]+)"', text)).decode()
 
 
 async def replayed(kind: type, history: WorkflowHistory) -> WorkflowReplayResult:
@@ -61,17 +65,30 @@ async def replayed(kind: type, history: WorkflowHistory) -> WorkflowReplayResult
     return await replayer.replay_workflow(history, raise_on_replay_failure=False)
 
 
+@pytest.mark.usefixtures("each_fastpath")
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-async def test_todays_workflow_does_what_was_done_before(path: Path) -> None:
+async def test_recorded_history_replays_under_both_values(path: Path) -> None:
+    """Whichever value of LUCIUS_TEMPORAL_FASTPATH a history was recorded with, and whichever is set now."""
     assert (await replayed(JobWorkflow, recorded(path))).replay_failure is None
 
 
-def test_what_was_recorded_has_every_kind_of_thing_that_a_workflow_does() -> None:
+@pytest.mark.parametrize(
+    ("ending", "found"), [("", {"inline_decisions"}), ("-early", {"early_messages"}), ("-plain", set[str]())]
+)
+def test_histories_have_results_of_both_routes(ending: str, found: set[str]) -> None:
+    """Without `-early` nor `-plain`, the activities decided; on the plain route they only committed."""
+    path = next(path for path in RECORDED if path.name.startswith(f"two-steps{ending}."))
+    inside = payloads(path.read_text())
+    assert {name for name in ("inline_decisions", "early_messages") if f'"{name}"' in inside} == found
+
+
+def test_histories_have_every_kind_of_event_of_a_workflow() -> None:
     seen = {event["eventType"].removeprefix("EVENT_TYPE_") for path in RECORDED for event in _events(path)}
     assert seen >= {
         "WORKFLOW_EXECUTION_STARTED",
         "WORKFLOW_EXECUTION_SIGNALED",
         "WORKFLOW_EXECUTION_UPDATE_COMPLETED",
+        "WORKFLOW_EXECUTION_CANCEL_REQUESTED",
         "WORKFLOW_EXECUTION_CONTINUED_AS_NEW",
         "WORKFLOW_EXECUTION_COMPLETED",
         "WORKFLOW_EXECUTION_FAILED",
@@ -85,85 +102,82 @@ def test_what_was_recorded_has_every_kind_of_thing_that_a_workflow_does() -> Non
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_what_was_recorded_is_small_and_names_no_machine(path: Path) -> None:
+def test_histories_are_small_and_name_no_machine(path: Path) -> None:
     text = path.read_text()
-    assert len(text) < MOST_BYTES
-    inside = b" ".join(base64.b64decode(found) for found in re.findall(r'"data":"([^"]+)"', text)).decode()
-    for said in (text, inside):
-        assert socket.gethostname() not in said
-        found = MACHINE.search(said)
-        assert found is None, said[max(0, found.start() - 100) :][:300]
+    assert len(text) < MAX_BYTES
+    for shown in (text, payloads(text)):
+        assert socket.gethostname() not in shown
+        found = MACHINE.search(shown)
+        assert found is None, shown[max(0, found.start() - 100) :][:300]
 
 
-# Changes that are no changes of the workflow alone
+# Changed workflows and rules
 
 
-@workflow.defn(name=WORKFLOW)
+@workflow.defn(name=WORKFLOW_TYPE)
 class WithAnotherCommand(JobWorkflow):
     @workflow.init
-    def __init__(self, begin: Begin) -> None:
-        super().__init__(begin)
+    def __init__(self, args: WorkflowArgs) -> None:
+        super().__init__(args)
 
     @workflow.run
-    async def run(self, begin: Begin) -> str:
+    async def run(self, args: WorkflowArgs) -> str:
         await workflow.sleep(1)
-        return await super().run(begin)
+        return await super().run(args)
 
 
-@workflow.defn(name=WORKFLOW)
-class WithThatPatched(JobWorkflow):
-    """As the page on the design says."""
+@workflow.defn(name=WORKFLOW_TYPE)
+class WithPatchedCommand(JobWorkflow):
+    """Uses `workflow.patched`, as docs/adr/0015 describes."""
 
     @workflow.init
-    def __init__(self, begin: Begin) -> None:
-        super().__init__(begin)
+    def __init__(self, args: WorkflowArgs) -> None:
+        super().__init__(args)
 
     @workflow.run
-    async def run(self, begin: Begin) -> str:
+    async def run(self, args: WorkflowArgs) -> str:
         if workflow.patched("sleeps-first"):
             await workflow.sleep(1)
-        return await super().run(begin)
+        return await super().run(args)
 
 
-class _Deaf(Mail):
-    def hear(self, said: Sequence[Happened], *, again: bool = False) -> None:
+@workflow.defn(name=WORKFLOW_TYPE)
+class WithoutSignals(JobWorkflow):
+    @workflow.init
+    def __init__(self, args: WorkflowArgs) -> None:
+        super().__init__(args)
+
+    @workflow.run
+    async def run(self, args: WorkflowArgs) -> str:
+        return await super().run(args)
+
+    def _receive(self, messages: Sequence[JobMessage]) -> None:
         pass
 
 
-@workflow.defn(name=WORKFLOW)
-class WithoutSignals(JobWorkflow):
-    @workflow.init
-    def __init__(self, begin: Begin) -> None:
-        super().__init__(begin)
-        self._mail = _Deaf()
-
-    @workflow.run
-    async def run(self, begin: Begin) -> str:
-        return await super().run(begin)
-
-
 @pytest.mark.parametrize("kind", [WithAnotherCommand, WithoutSignals])
-async def test_a_workflow_that_does_something_else_is_found_out(kind: type) -> None:
-    assert "ondeterminism" in repr((await replayed(kind, named("without-trouble"))).replay_failure)
+async def test_changed_workflow_does_not_replay(kind: type) -> None:
+    assert "ondeterminism" in repr((await replayed(kind, named("one-step"))).replay_failure)
 
 
-async def test_a_change_that_is_patched_in_leaves_what_was_begun_before_alone() -> None:
-    assert (await replayed(WithThatPatched, named("without-trouble"))).replay_failure is None
+async def test_patched_change_replays_older_histories() -> None:
+    assert (await replayed(WithPatchedCommand, named("one-step"))).replay_failure is None
 
 
-@pytest.mark.parametrize(("history", "about"), [("still-waiting", Start), ("decided-at-once", Succeeded)])
-async def test_rules_that_decide_otherwise_are_found_out_though_the_commands_are_the_same(
+@pytest.mark.parametrize(("history", "about"), [("still-waiting", Start), ("two-steps", Succeeded)])
+async def test_changed_rules_do_not_replay_even_with_the_same_commands(
     monkeypatch: pytest.MonkeyPatch, history: str, about: type
 ) -> None:
-    """Temporal keeps what a local activity gave back, not what it was asked."""
+    """Temporal records the result of a local activity, not its arguments."""
 
-    def otherwise(view: JobView, inputs: Sequence[Input], *given: Any) -> Decision:
+    def otherwise(view: JobSnapshot, inputs: Sequence[Input], *given: Any) -> Decision:
         decision = decide_all(view, inputs, *given)
         if not any(isinstance(one, about) for one in inputs):
             return decision
         return replace(decision, job=replace(decision.job, event_hash="of another event"))
 
     monkeypatch.setattr("lucius.engine.temporal.workflow.decide_all", otherwise)
+    monkeypatch.setattr("lucius.engine.temporal.early_messages.decide_all", otherwise)
     assert "decided otherwise" in repr((await replayed(JobWorkflow, named(history))).replay_failure)
 
 

@@ -1,4 +1,4 @@
-"""Jobs are found by what they are in Temporal's own tools; a server that does not allow that still runs them."""
+"""Temporal's own tools find jobs by search attributes; a server that does not allow them still runs jobs."""
 
 import asyncio
 import json
@@ -16,17 +16,19 @@ from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from lucius.core.routing import lane_of
+from lucius.core.model.routing import lane_of
 from lucius.engine.temporal.search import LANE, make_searchable
 from tests.support.api import serving, settings_for
 from tests.support.temporal import TemporalServer, binary
 from tests.temporal.twin_api import FollowingApi, TimeFlows, over_temporal
 
+pytestmark = pytest.mark.usefixtures("each_fastpath")
+
 WITHIN = 20.0
 
 
 def listed(server: TemporalServer, query: str) -> list[str]:
-    """As a person would, who has a terminal."""
+    """Return the ids of the workflows that the Temporal CLI lists."""
     command = [binary(), "workflow", "list", "--address", server.address, "--query", query, "-o", "json"]
     said = subprocess.run(command, capture_output=True, check=True, timeout=20).stdout
     return sorted(found["execution"]["workflowId"] for found in json.loads(said or b"[]"))
@@ -46,12 +48,13 @@ async def api(tmp_path: Path, temporal_server: TemporalServer) -> AsyncIterator[
         yield FollowingApi(served.app, served.runtime, served.clock)
 
 
-async def test_the_cli_finds_a_job_by_tenant_protocol_lane_and_state(
-    api: FollowingApi, temporal_server: TemporalServer
+async def test_temporal_cli_finds_a_job_by_tenant_protocol_lane_and_state(
+    api: FollowingApi, temporal_server: TemporalServer, each_fastpath: str
 ) -> None:
-    done = await api.submit(tenant_id="searched")
-    cancelled = await api.submit(tenant_id="searched", idempotency_key="2")
-    ours = f"LuciusTenant='searched' and LuciusProtocol='ocr' and LuciusLane={lane_of('searched')}"
+    tenant = f"searched-{each_fastpath}"
+    done = await api.submit(tenant_id=tenant)
+    cancelled = await api.submit(tenant_id=tenant, idempotency_key="2")
+    ours = f"LuciusTenant='{tenant}' and LuciusProtocol='ocr' and LuciusLane={lane_of(tenant)}"
     await until_listed(temporal_server, f"{ours} and LuciusState='IN_PROGRESS'", sorted([cancelled, done]))
     (await api.post(f"/v1/jobs/{cancelled}:cancel", {})).ok(202)
     (await api.succeed(await api.pull_one())).ok()
@@ -59,25 +62,26 @@ async def test_the_cli_finds_a_job_by_tenant_protocol_lane_and_state(
     await until_listed(temporal_server, f"{ours} and LuciusState='CANCELLED'", [cancelled])
 
 
-async def test_a_job_that_is_tried_again_is_no_longer_found_as_failed(
-    api: FollowingApi, temporal_server: TemporalServer
+async def test_retried_job_is_no_longer_found_as_failed(
+    api: FollowingApi, temporal_server: TemporalServer, each_fastpath: str
 ) -> None:
-    job_id = await api.submit(tenant_id="revived")
+    tenant = f"revived-{each_fastpath}"
+    job_id = await api.submit(tenant_id=tenant)
     (await api.fail(await api.pull_one(), failure_class="NON_RETRYABLE")).ok()
-    ended = "LuciusTenant='revived' and LuciusState='FAILED_FINAL'"
+    ended = f"LuciusTenant='{tenant}' and LuciusState='FAILED_FINAL'"
     await until_listed(temporal_server, ended, [job_id])
     (await api.post(f"/v1/jobs/{job_id}:retry", {})).ok(202)
     await api.pull_one()
     await until_listed(temporal_server, f"{ended} and ExecutionStatus='Running'", [])
-    await until_listed(temporal_server, "LuciusTenant='revived' and LuciusState='IN_PROGRESS'", [job_id])
+    await until_listed(temporal_server, f"LuciusTenant='{tenant}' and LuciusState='IN_PROGRESS'", [job_id])
 
 
-# Servers that do not let us
+# Servers without our attributes
 
 
 @pytest.fixture
 async def namespace(temporal_server: TemporalServer, tmp_path: Path) -> Client:
-    """One that has an attribute of our name for something else."""
+    """Return a client of a namespace where one of our attributes has another type."""
     client = await Client.connect(temporal_server.address, namespace=f"ns-{tmp_path.parent.name}-{tmp_path.name}")
     asked = RegisterNamespaceRequest(namespace=client.namespace)
     asked.workflow_execution_retention_period.FromSeconds(86_400)
@@ -94,7 +98,7 @@ async def namespace(temporal_server: TemporalServer, tmp_path: Path) -> Client:
                 await asyncio.sleep(0.1)
 
 
-async def test_attributes_that_mean_something_else_there_are_said_and_jobs_run_without(
+async def test_search_attributes_of_another_type_are_logged_and_jobs_run_without_them(
     namespace: Client, temporal_server: TemporalServer, tmp_path: Path
 ) -> None:
     with capture_logs() as logs:
@@ -110,14 +114,16 @@ async def test_attributes_that_mean_something_else_there_are_said_and_jobs_run_w
         assert (await api.job(job_id))["status"] == "SUCCEEDED"
 
 
-async def test_who_may_not_add_attributes_uses_those_that_are_there(temporal_server: TemporalServer) -> None:
+async def test_existing_search_attributes_are_used_without_the_right_to_add_them(
+    temporal_server: TemporalServer,
+) -> None:
     client = await Client.connect(temporal_server.address)
     assert await make_searchable(client)
     client.operator_service.add_search_attributes = _denied  # type: ignore[method-assign,assignment]
     assert await make_searchable(client)
 
 
-async def test_who_may_not_add_attributes_that_are_missing_does_without(
+async def test_missing_search_attributes_without_the_right_to_add_them_are_not_used(
     namespace: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(namespace.operator_service, "add_search_attributes", _denied)
@@ -126,7 +132,9 @@ async def test_who_may_not_add_attributes_that_are_missing_does_without(
     assert logs[-1]["reason"] == "not for you"
 
 
-async def test_a_server_that_is_away_or_not_ready_is_not_one_that_refuses(temporal_server: TemporalServer) -> None:
+async def test_unreachable_or_unready_server_raises_an_error_instead_of_disabling_search(
+    temporal_server: TemporalServer,
+) -> None:
     away = await Client.connect("127.0.0.1:1", lazy=True)
     with pytest.raises(RuntimeError):
         await make_searchable(away)

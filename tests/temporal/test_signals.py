@@ -1,5 +1,7 @@
-"""What is told to workflows: twice, in any order, too late, while nobody works on them, while Temporal or the ledger is
-away, and by workers that are cut off in the middle. Nothing is lost, and nothing is applied twice."""
+"""Signals that come twice, in any order, late, or while workers, Temporal or the ledger are away or killed.
+
+Nothing is lost, and nothing is applied twice.
+"""
 
 import asyncio
 import itertools
@@ -14,21 +16,23 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus
 
-from lucius.core.decision import Decision, Defaults
-from lucius.core.inputs import Ack, HandedOver, Heartbeat, Input, Succeeded
-from lucius.core.model import NEVER, Attempt
-from lucius.engine.temporal import workflows
+from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.lifecycle import open_runtime
+from lucius.bootstrap.settings import Settings
+from lucius.core.model.decision import Decision, Defaults
+from lucius.core.model.inputs import Ack, HandedOver, Heartbeat, Input, Succeeded
+from lucius.core.model.records import NEVER, Attempt
+from lucius.engine.temporal import workflow_client
 from lucius.engine.temporal.client import data_converter
-from lucius.engine.temporal.jobs import TemporalJobs
-from lucius.engine.temporal.wire import pack
+from lucius.engine.temporal.engine import TemporalEngine
+from lucius.engine.temporal.messages import encode_input
 from lucius.observability.readiness import Role
 from lucius.ports.errors import LedgerDown
-from lucius.ports.inbox import Letter
-from lucius.settings import Settings
-from lucius.wiring import Runtime, open_runtime
+from lucius.ports.inbox import InboxMessage
 from tests.e2e import checker
 from tests.e2e.support import REPO
 from tests.support.api import SECRET, Answer, Api, serving, settings_for
+from tests.support.fastpath import fastpath_env
 from tests.support.postgres import PostgresServer
 from tests.support.temporal import TemporalServer
 from tests.temporal.storm_cut_worker import CUT
@@ -72,7 +76,7 @@ class Plane:
 
     @asynccontextmanager
     async def cut_worker(self, commits: int) -> AsyncIterator[None]:
-        """Inside, it works until it has committed so often; afterwards it has."""
+        """Run a worker until it has made this many commits; leaving the context waits for its exit."""
         settings = self.settings
         env = {
             "LUCIUS_LEDGER_URL": settings.ledger_url,
@@ -80,6 +84,7 @@ class Plane:
             "LUCIUS_TEMPORAL_ADDRESS": settings.temporal_address,
             "LUCIUS_TEMPORAL_TASK_QUEUE": settings.temporal_task_queue,
             "LUCIUS_TOKEN_SECRET": SECRET,
+            **fastpath_env(),
             "LUCIUS_DATA_DIR": str(settings.data_dir),
         }
         args = ("-m", "tests.temporal.storm_cut_worker", str(commits))
@@ -93,19 +98,19 @@ class Plane:
                 process.kill()
                 await process.wait()
 
-    async def tell(self, job_id: str, said: Input, letter: str = "") -> None:
+    async def send_signal(self, job_id: str, said: Input, message_id: str = "") -> None:
         handle = self._client.get_workflow_handle(job_id)
-        await handle.signal(SIGNALS[type(said)], [pack(said, letter)])
+        await handle.signal(SIGNALS[type(said)], [encode_input(said, message_id)])
 
-    async def tell_again(self, job_id: str, said: Input, letter: str) -> None:
-        """As who finds it in the inbox."""
-        await self._client.get_workflow_handle(job_id).signal("look", [pack(said, letter)])
+    async def send_redelivery(self, job_id: str, said: Input, message_id: str) -> None:
+        """Send the input as a reader of the inbox does."""
+        await self._client.get_workflow_handle(job_id).signal("resync", [encode_input(said, message_id)])
 
     async def attempt(self, job_id: str, step_id: str = "ocr", number: int = 1) -> Attempt:
-        """Once it is there."""
+        """Return the attempt as soon as it exists."""
 
         async def there() -> Attempt | None:
-            view = await self.api.runtime.store.job(job_id)
+            view = await self.api.runtime.store.jobs.job(job_id)
             step = view.steps.get(step_id) if view else None
             return step.attempt if step and step.attempt.attempt_no == number else None
 
@@ -124,7 +129,7 @@ class Plane:
         return job
 
     async def do(self, service: str) -> dict[str, Any]:
-        """Whatever waits for the service."""
+        """Pull one directive, acknowledge it and succeed; return it."""
         directive = await self.pull(service)
         (await self.api.callback("ack", directive)).ok()
         (await self.api.succeed(directive, result={"by": service})).ok()
@@ -138,14 +143,14 @@ class Plane:
         return directive
 
     async def dispositions(self, job_id: str) -> list[tuple[str, str]]:
-        events = await self.api.runtime.store.events(job_id, 0, 500)
+        events = await self.api.runtime.store.history.events(job_id, 0, 500)
         return [(e.type.removeprefix("CALLBACK_"), e.data["disposition"]) for e in events if "disposition" in e.data]
 
     async def read(self) -> None:
-        """Until nothing waits in the inbox."""
+        """Wait until the inbox is empty."""
 
         async def is_empty() -> bool:
-            return not await self.api.runtime.store.unread(NEVER, 1)
+            return not await self.api.runtime.store.inbox.list_pending(NEVER, 1)
 
         await until(is_empty, "the inbox is empty")
 
@@ -155,7 +160,7 @@ class Plane:
         return len([event async for event in events if event.event_type == signalled])
 
     async def at_rest(self, job_id: str) -> None:
-        """Nobody works on it, nor is to."""
+        """Wait until the workflow has no pending task."""
 
         async def nothing_to_do() -> bool:
             about = await self._client.get_workflow_handle(job_id).describe()
@@ -167,9 +172,9 @@ class Plane:
         about = await self._client.get_workflow_handle(job_id).describe()
         return about.status is not WorkflowExecutionStatus.RUNNING
 
-    def jobs(self) -> TemporalJobs:
-        jobs = self.api.runtime.jobs
-        assert isinstance(jobs, TemporalJobs)
+    def jobs(self) -> TemporalEngine:
+        jobs = self.api.runtime.engine
+        assert isinstance(jobs, TemporalEngine)
         return jobs
 
 
@@ -198,7 +203,7 @@ async def opened(folder: Path, ledger_url: str, server: TemporalServer, **defaul
 
 @pytest.fixture
 def whole(postgres: PostgresServer) -> Iterator[None]:
-    """In the end the ledger is: what was applied, once; each attempt with its own lease; every counter right."""
+    """Assert afterwards that the ledger is consistent: results applied once, one lease per attempt, right counters."""
     yield
     ledger = checker.assemble(checker.read(postgres.query, "in_turn"))
     assert ledger.jobs
@@ -206,7 +211,7 @@ def whole(postgres: PostgresServer) -> Iterator[None]:
     assert postgres.query("SELECT * FROM in_turn.inbox") == []
 
 
-pytestmark = pytest.mark.usefixtures("whole")
+pytestmark = pytest.mark.usefixtures("each_fastpath", "whole")
 
 
 def handed_over(attempt: Attempt, step_id: str = "ocr") -> HandedOver:
@@ -227,13 +232,13 @@ def succeeded(attempt: Attempt, step_id: str = "ocr", **result: Any) -> Succeede
     )
 
 
-async def test_the_same_signal_twice_is_applied_once(plane: Plane) -> None:
+async def test_repeated_signal_is_applied_once(plane: Plane) -> None:
     async with plane.worker():
         job_id = await plane.api.submit(**TWO_STEPS)
         first = await plane.attempt(job_id)
         for said in (handed_over(first), ack(first), succeeded(first)):
-            await plane.tell(job_id, said)
-            await plane.tell(job_id, said)
+            await plane.send_signal(job_id, said)
+            await plane.send_signal(job_id, said)
         directive = await plane.do("embedding")
         await plane.ended(job_id)
         assert directive["attempt_no"] == 1
@@ -246,15 +251,15 @@ async def test_the_same_signal_twice_is_applied_once(plane: Plane) -> None:
         }
 
 
-async def test_a_letter_that_is_told_again_is_in_the_history_once(plane: Plane) -> None:
-    """Before it was read, while it is, and afterwards."""
+async def test_redelivered_message_is_recorded_once(plane: Plane) -> None:
+    """Repeated before the message is read, while it is, and afterwards."""
     async with plane.worker():
         job_id = await plane.api.submit(**TWO_STEPS)
         first = await plane.attempt(job_id)
         for said in (ack(first), succeeded(first)):
-            await plane.tell(job_id, said, letter=f"the {type(said)}")
+            await plane.send_signal(job_id, said, message_id=f"the {type(said)}")
             for _ in range(5):
-                await plane.tell_again(job_id, said, letter=f"the {type(said)}")
+                await plane.send_redelivery(job_id, said, message_id=f"the {type(said)}")
         await plane.do("embedding")
         await plane.ended(job_id)
         assert Counter(await plane.dispositions(job_id)) == {("ACK", "APPLIED"): 2, ("RESULT", "APPLIED"): 2}
@@ -262,19 +267,19 @@ async def test_a_letter_that_is_told_again_is_in_the_history_once(plane: Plane) 
 
 @pytest.mark.parametrize("present", [True, False], ids=["as-they-come", "all-at-once"])
 async def test_signals_in_every_order_lead_to_the_same_end(plane: Plane, present: bool) -> None:
-    """With a worker that hears each as it comes, and with one that comes back to all of them."""
+    """A worker receives them one by one, or returns to all of them at once."""
     signals = (ack, heartbeat, succeeded)
     orders = list(itertools.permutations((handed_over, *signals) if present else signals))
     async with plane.worker():
         jobs = [await plane.api.submit(**TWO_STEPS, input_ref=f"blob://in/{n}") for n in range(len(orders))]
         attempts = await asyncio.gather(*map(plane.attempt, jobs))
         if present:
-            await _tell_all(plane, jobs, attempts, orders)
+            await _send_all(plane, jobs, attempts, orders)
             await _check_all(plane, jobs, attempts)
             return
         for job_id in jobs:
             await plane.at_rest(job_id)
-    await _tell_all(plane, jobs, attempts, orders)
+    await _send_all(plane, jobs, attempts, orders)
     async with plane.worker():
         await _check_all(plane, jobs, attempts)
 
@@ -289,15 +294,15 @@ async def _check_all(plane: Plane, jobs: list[str], attempts: Sequence[Attempt])
         assert (await plane.attempt(job_id)).lease_id == first.lease_id
 
 
-async def _tell_all(plane: Plane, jobs: list[str], attempts: Sequence[Attempt], orders: list[Any]) -> None:
+async def _send_all(plane: Plane, jobs: list[str], attempts: Sequence[Attempt], orders: list[Any]) -> None:
     async def in_order(job_id: str, attempt: Attempt, order: Any) -> None:
         for said in order:
-            await plane.tell(job_id, said(attempt))
+            await plane.send_signal(job_id, said(attempt))
 
     await asyncio.gather(*map(in_order, jobs, attempts, orders))
 
 
-async def test_a_result_of_an_old_lease_is_kept_and_changes_nothing(
+async def test_result_of_an_old_lease_is_recorded_as_stale_and_changes_nothing(
     tmp_path: Path, emptied_postgres_url: str, temporal_server: TemporalServer
 ) -> None:
     async with opened(tmp_path, emptied_postgres_url, temporal_server, ack_timeout_ms=300) as plane, plane.worker():
@@ -313,45 +318,45 @@ async def test_a_result_of_an_old_lease_is_kept_and_changes_nothing(
         assert ("RESULT", "STALE") in await plane.dispositions(job_id)
 
 
-async def test_an_attempt_that_another_gave_out_while_we_looked_is_not_given_out_again(
+async def test_attempt_handed_over_by_another_process_during_a_pull_is_not_handed_over_again(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with plane.worker():
         job_id = await plane.api.submit()
         first, store = await plane.attempt(job_id), plane.api.runtime.store
-        put = store.put
+        put = store.inbox.put
 
-        async def put_too_late(letters: Sequence[Letter]) -> list[bool]:
-            monkeypatch.setattr(store, "put", put)
-            await plane.tell(job_id, ack(first))
-            await until(lambda: plane.acked(job_id), "another gave it out, and it was picked up")
-            return await put(letters)
+        async def put_after_the_race(messages: Sequence[InboxMessage]) -> list[bool]:
+            monkeypatch.setattr(store.inbox, "put", put)
+            await plane.send_signal(job_id, ack(first))
+            await until(lambda: plane.acked(job_id), "another process handed it over, and it was acknowledged")
+            return await put(messages)
 
-        monkeypatch.setattr(store, "put", put_too_late)
+        monkeypatch.setattr(store.inbox, "put", put_after_the_race)
         assert await plane.api.pull("ocr") == []
-        assert await store.unread(NEVER, 1) == []
-        await plane.tell(job_id, succeeded(first))
+        assert await store.inbox.list_pending(NEVER, 1) == []
+        await plane.send_signal(job_id, succeeded(first))
         await plane.ended(job_id)
 
 
-async def test_what_is_said_again_while_the_first_is_read_is_a_duplicate(
+async def test_callback_repeated_while_the_first_is_read_is_a_duplicate(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ledger did not show it yet, and the inbox does no longer."""
+    """The ledger does not show the first message yet, and the inbox no longer does."""
     async with plane.worker():
         job_id = await plane.api.submit(**TWO_STEPS)
         directive = await plane.pull("ocr")
     assert (await plane.api.succeed(directive)).ok()["disposition"] == "APPLIED"
     store = plane.api.runtime.store
-    put = store.put
+    put = store.inbox.put
 
-    async def put_too_late(letters: Sequence[Letter]) -> list[bool]:
-        monkeypatch.setattr(store, "put", put)
+    async def put_after_the_race(messages: Sequence[InboxMessage]) -> list[bool]:
+        monkeypatch.setattr(store.inbox, "put", put)
         await plane.attempt(job_id, "embedding")
         await plane.read()
-        return await put(letters)
+        return await put(messages)
 
-    monkeypatch.setattr(store, "put", put_too_late)
+    monkeypatch.setattr(store.inbox, "put", put_after_the_race)
     again = asyncio.create_task(plane.api.succeed(directive))
     async with plane.worker():
         assert (await again).ok()["disposition"] == "DUPLICATE"
@@ -360,7 +365,7 @@ async def test_what_is_said_again_while_the_first_is_read_is_a_duplicate(
     assert Counter(await plane.dispositions(job_id))["RESULT", "DUPLICATE"] == 1
 
 
-async def test_what_is_said_while_nobody_works_is_applied_when_somebody_does(plane: Plane) -> None:
+async def test_callbacks_without_a_worker_are_applied_once_a_worker_runs(plane: Plane) -> None:
     async with plane.worker():
         job_id = await plane.api.submit()
         await plane.attempt(job_id)
@@ -375,7 +380,7 @@ async def test_what_is_said_while_nobody_works_is_applied_when_somebody_does(pla
         await plane.read()
 
 
-async def test_what_waits_to_be_heard_is_not_told_over_and_over(plane: Plane) -> None:
+async def test_unread_messages_are_signalled_only_once(plane: Plane) -> None:
     async with plane.worker():
         job_id = await plane.api.submit()
         await plane.attempt(job_id)
@@ -384,19 +389,19 @@ async def test_what_waits_to_be_heard_is_not_told_over_and_over(plane: Plane) ->
     before = await plane.signals(job_id)
     plane.api.clock.advance(60)
     for _ in range(20):
-        await plane.jobs().read_inbox()
-    assert await plane.signals(job_id) <= before + 3  # as many letters, once each
+        await plane.jobs().background.redelivery.read_inbox()
+    assert await plane.signals(job_id) <= before + 3  # as many messages, once each
     async with plane.worker():
         await plane.ended(job_id)
         await plane.read()
 
 
-async def test_an_act_that_nobody_works_on_is_refused_for_now(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_operator_act_without_a_worker_is_refused_for_now(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     async with plane.worker():
         job_id = await plane.api.submit()
         await plane.attempt(job_id)
-    monkeypatch.setattr(workflows, "ACT_SECONDS", workflows.CALL_SECONDS / 5)
-    _not_now(await plane.api.post(f"/v1/jobs/{job_id}:cancel", {"reason": "changed my mind"}))
+    monkeypatch.setattr(workflow_client, "UPDATE_TIMEOUT", workflow_client.REQUEST_TIMEOUT / 5)
+    _assert_refused_for_now(await plane.api.post(f"/v1/jobs/{job_id}:cancel", {"reason": "changed my mind"}))
     async with plane.worker():
 
         async def answered() -> bool:
@@ -407,7 +412,7 @@ async def test_an_act_that_nobody_works_on_is_refused_for_now(plane: Plane, monk
         await plane.ended(job_id, "CANCELLED")
 
 
-async def test_what_comes_after_the_end_is_late_and_recorded(plane: Plane) -> None:
+async def test_result_after_the_end_is_recorded_as_late_or_duplicate(plane: Plane) -> None:
     async with plane.worker():
         job_id = await plane.api.submit()
         directive = await plane.do("ocr")
@@ -426,24 +431,24 @@ async def test_what_comes_after_the_end_is_late_and_recorded(plane: Plane) -> No
         assert await plane.closed(job_id)
 
 
-def _not_now(answer: Answer) -> None:
+def _assert_refused_for_now(answer: Answer) -> None:
     assert (answer.status, answer.json["code"]) == (503, "NOT_READY"), answer.body
     assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_while_temporal_is_away_nothing_is_lost(tmp_path: Path, emptied_postgres_url: str) -> None:
-    """Callbacks are refused for now, and told later nevertheless; commands are accepted, and run later."""
+async def test_temporal_outage_loses_no_callback_or_command(tmp_path: Path, emptied_postgres_url: str) -> None:
+    """Callbacks are refused for now but delivered later; commands are accepted and run later."""
     server = TemporalServer(durable=True).start()
     try:
         async with opened(tmp_path, emptied_postgres_url, server) as plane, plane.worker():
             first = await plane.api.submit(input_ref="blob://in/1")
             (directive,) = await plane.api.pull(wait_seconds=5)
             await asyncio.to_thread(server.stop, crash=True)
-            _not_now(await plane.api.succeed(directive, result={"by": "ocr"}))
+            _assert_refused_for_now(await plane.api.succeed(directive, result={"by": "ocr"}))
             async with asyncio.timeout(SOON):
-                _not_now(await plane.api.succeed(directive, result={"by": "ocr"}))
+                _assert_refused_for_now(await plane.api.succeed(directive, result={"by": "ocr"}))
             second = await plane.api.submit(input_ref="blob://in/2")
-            _not_now(await plane.api.post(f"/v1/jobs/{first}:cancel", {"reason": "changed my mind"}))
+            _assert_refused_for_now(await plane.api.post(f"/v1/jobs/{first}:cancel", {"reason": "changed my mind"}))
             assert (await plane.api.job(second))["status"] == "QUEUED"
             await asyncio.to_thread(server.start)
             plane.api.clock.advance(10)
@@ -469,8 +474,8 @@ async def test_while_temporal_is_away_nothing_is_lost(tmp_path: Path, emptied_po
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-async def test_a_ledger_that_goes_away_in_a_projection_loses_nothing(plane: Plane, before: bool) -> None:
-    """Each commit of the worker fails the first time: before it is done, or after it was."""
+async def test_ledger_failure_during_a_projection_loses_nothing(plane: Plane, before: bool) -> None:
+    """Each commit of the worker fails at the first try: before it is done, or after."""
     async with plane.worker() as runtime:
         failures = _fail_once(runtime, before=before)
         job_id = await plane.api.submit(**TWO_STEPS)
@@ -484,8 +489,8 @@ async def test_a_ledger_that_goes_away_in_a_projection_loses_nothing(plane: Plan
 
 
 def _fail_once(runtime: Runtime, *, before: bool) -> set[int]:
-    """The versions of which that has become true."""
-    commit, failed = runtime.store.commit, set[int]()
+    """Make the first commit of each version fail, and return the versions that did."""
+    commit, failed = runtime.store.ledger.commit, set[int]()
 
     async def failing(decision: Decision) -> None:
         first = decision.job.version not in failed
@@ -495,24 +500,26 @@ def _fail_once(runtime: Runtime, *, before: bool) -> set[int]:
         if first:
             raise LedgerDown("it went away just now")
 
-    runtime.store.commit = failing  # type: ignore[method-assign]
+    runtime.store.ledger.commit = failing  # type: ignore[method-assign]
     return failed
 
 
-async def test_a_worker_cut_off_after_a_projection_loses_nothing(
+async def test_worker_killed_after_a_projection_loses_nothing(
     tmp_path: Path, emptied_postgres_url: str, temporal_server: TemporalServer
 ) -> None:
-    """The ledger is ahead of Temporal then, by the first attempt, an ACK, or the end: who comes next goes on from it.
-    All three at once, for it takes Temporal ten seconds to give a task to another."""
+    """The ledger is then ahead of Temporal by the first attempt, an ACK or the end; the next worker continues from it.
+
+    All three run at once, as Temporal takes ten seconds to give a task to another worker.
+    """
 
     async def cut(commits: int, service: str) -> None:
         async with opened(tmp_path / service, emptied_postgres_url, temporal_server) as plane:
-            await _cut_off(plane, commits, service)
+            await _kill_worker_after(plane, commits, service)
 
     await asyncio.gather(cut(1, "ocr"), cut(2, "embedding"), cut(3, "sis"))
 
 
-async def _cut_off(plane: Plane, commits: int, service: str) -> None:
+async def _kill_worker_after(plane: Plane, commits: int, service: str) -> None:
     api = plane.api
     payload = {"prompt_set": ["Who pays?"]} if service == "sis" else {}
     async with plane.cut_worker(commits):
@@ -539,21 +546,21 @@ async def _cut_off(plane: Plane, commits: int, service: str) -> None:
         await plane.read()
 
 
-async def test_an_act_of_a_worker_cut_off_is_done_once_and_answered_so(
+async def test_operator_act_of_a_killed_worker_is_applied_once_and_answered(
     tmp_path: Path, emptied_postgres_url: str, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever goes on finds in the ledger that it was done: a second time it would be refused, or done again."""
+    """The next worker finds the act in the ledger; repeated, it would be refused or done twice."""
     monkeypatch.setattr("tests.support.api.WITHIN", WITHIN)
 
     async def cut(act: Callable[[Plane], Awaitable[None]], name: str) -> None:
         async with opened(tmp_path / name, emptied_postgres_url, temporal_server) as plane:
             await act(plane)
 
-    await asyncio.gather(cut(_retry_cut_off, "retry"), cut(_pause_cut_off, "pause"))
+    await asyncio.gather(cut(_retry_with_killed_worker, "retry"), cut(_pause_with_killed_worker, "pause"))
 
 
-async def _retry_cut_off(plane: Plane) -> None:
-    """The job has ended: this is the first that the next run of its workflow hears."""
+async def _retry_with_killed_worker(plane: Plane) -> None:
+    """Retry an ended job: the retry is the first input of the workflow's next run."""
     async with plane.worker():
         job_id = await plane.api.submit()
         (await plane.api.fail(await plane.pull("ocr"), failure_class="NON_RETRYABLE")).ok()
@@ -569,7 +576,7 @@ async def _retry_cut_off(plane: Plane) -> None:
         await plane.read()
 
 
-async def _pause_cut_off(plane: Plane) -> None:
+async def _pause_with_killed_worker(plane: Plane) -> None:
     async with plane.worker():
         job_id = await plane.api.submit(request_type="EMBEDDING")
         await plane.attempt(job_id, "embedding")

@@ -1,4 +1,4 @@
-"""The Temporal engine while everything is killed, frozen and restarted under load: checked from outside."""
+"""The Temporal engine under load while everything is killed, frozen and restarted, checked from outside."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 
-from lucius.engine.temporal.hand_overs import DEAD_AFTER
+from lucius.engine.temporal.workflow_handover import HEARTBEAT_TIMEOUT
 from tests.conftest import need_postgres
 from tests.e2e import checker, dossier
 from tests.e2e.checker_at_rest import Histories, at_rest
@@ -21,13 +21,13 @@ from tests.support.temporal import TemporalServer
 from tests.temporal.storm_cluster import Storm, TemporalCluster, TemporalZygote
 
 CLIENTS = 8
-REST_SECONDS = DEAD_AFTER.total_seconds() + 30.0
-"""A workflow hears so late that whoever made its call was killed."""
+REST_SECONDS = HEARTBEAT_TIMEOUT.total_seconds() + 30.0
+"""Seconds until all workflows have ended: Temporal reports a killed caller only after HEARTBEAT_TIMEOUT."""
 
 
 @pytest.fixture
 def durable() -> Iterator[PostgresServer]:
-    """With fsync, and to be restarted."""
+    """Yield a PostgreSQL with fsync, which can be restarted."""
     need_postgres()
     server = PostgresServer(fsync=True).start()
     yield server
@@ -49,7 +49,7 @@ def forks() -> Iterator[Zygote]:
 
 
 @pytest.mark.timeout(300)
-async def test_nothing_is_lost_and_nothing_is_applied_twice(
+async def test_storm_loses_no_job_and_applies_no_result_twice(
     forks: Zygote, durable: PostgresServer, durable_temporal: TemporalServer, tmp_path: Path
 ) -> None:
     print(await survive(forks, durable, durable_temporal, tmp_path, seed=1, rounds=1))
@@ -65,7 +65,7 @@ async def survive(
     rounds: int,
     bus_url: str = "local:",
 ) -> str:
-    """Raises AssertionError; otherwise says what happened."""
+    """Run the storm and return a summary; raise AssertionError if an invariant is broken."""
     chance = random.Random(seed)
     schema = f"storm_{seed}"
     cluster = TemporalCluster(zygote, folder / "cluster", postgres.url(schema), temporal, bus_url)
@@ -87,11 +87,11 @@ async def survive(
     assert min(storm.kills.values()) >= rounds
     assert min(storm.restarts.values()) >= 1
     assert clients.asked_again > 0
-    return _told(cluster, storm, clients, ledger, histories)
+    return _summary(cluster, storm, clients, ledger, histories)
 
 
 def _check_in_the_middle(cluster: TemporalCluster, postgres: PostgresServer, schema: str, *, pushes: bool) -> None:
-    """With everything dead in the midst of work, what is in the ledger fits together, and so do the counters."""
+    """Check, with every process killed in the middle of work, that ledger and counters are consistent."""
     cluster.kill_all()
     ledger = checker.assemble(checker.read(postgres.query, schema))
     assert any(job.live for job in ledger.jobs.values())
@@ -101,24 +101,24 @@ def _check_in_the_middle(cluster: TemporalCluster, postgres: PostgresServer, sch
 
 
 def _is_about_rows(complaint: str, pushes: bool) -> bool:
-    """What workflows publish, calls and notices never were in the outbox."""
+    """Return True for complaints about rows that never exist: published directives, calls and notifications."""
     if complaint.endswith("and not in the outbox"):
         return pushes or any(f"step {made_by_it} " in complaint for made_by_it in (dossier.CALL, dossier.TELL))
     return pushes and complaint.startswith("the counter pending/")
 
 
 async def _at_rest(postgres: PostgresServer, schema: str, temporal: TemporalServer) -> None:
-    """Every job has ended: soon nothing waits in the inbox, and no workflow runs."""
+    """Wait, with every job ended, until the inbox is empty and no workflow runs."""
     client = await Client.connect(temporal.address)
     deadline = time.monotonic() + REST_SECONDS
     while True:
-        letters = await asyncio.to_thread(postgres.query, f"SELECT letter_id, body, at FROM {schema}.inbox")
+        messages = await asyncio.to_thread(postgres.query, f"SELECT message_id, body, at FROM {schema}.inbox")
         running = [about.id async for about in client.list_workflows('ExecutionStatus="Running"')]
-        if not letters and not running:
+        if not messages and not running:
             return
         if time.monotonic() > deadline:
             stories = [await _story(client, job_id) for job_id in running[:3]]
-            raise AssertionError(f"unread: {letters[:5]}; {len(running)} run: {stories}")
+            raise AssertionError(f"unread: {messages[:5]}; {len(running)} run: {stories}")
         await asyncio.sleep(0.5)
 
 
@@ -128,7 +128,7 @@ async def _story(client: Client, job_id: str) -> str:
     return f"{job_id}: {names[-40:]} {str(events[-1])[:2000]}"
 
 
-def _told(
+def _summary(
     cluster: TemporalCluster, storm: Storm, clients: Clients, ledger: checker.Ledger, histories: Histories
 ) -> str:
     steps = sum(len(job.steps) for job in ledger.jobs.values())

@@ -1,4 +1,4 @@
-"""The process that runs workflows does not give up, and says how it is."""
+"""The Temporal worker retries indefinitely, and reports its troubles."""
 
 import asyncio
 import inspect
@@ -16,7 +16,7 @@ from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest, Register
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from lucius.adapters.expressions import CelTools
+from lucius.adapters.expressions.expressions import CelTools
 from lucius.engine.temporal import worker as worker_module
 from lucius.engine.temporal.activities import Activities
 from lucius.engine.temporal.client import Address, connect
@@ -28,7 +28,7 @@ QUEUE = "of-a-namespace-made-late"
 
 
 class Connecting:
-    """Fails first, in this way, and then no more."""
+    """Connection factory that fails once with this error and then succeeds."""
 
     def __init__(self, server: TemporalServer, error: Exception) -> None:
         self._server = server
@@ -40,8 +40,8 @@ class Connecting:
         return await connect(Address(target=self._server.address))
 
 
-@pytest.mark.parametrize("error", [RuntimeError("not yet"), ValueError("nobody thought of this"), TimeoutError()])
-async def test_whatever_goes_wrong_at_first_is_tried_again(temporal_server: TemporalServer, error: Exception) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("not yet"), ValueError("unexpected error"), TimeoutError()])
+async def test_connection_is_retried_after_any_error(temporal_server: TemporalServer, error: Exception) -> None:
     connecting = Connecting(temporal_server, error)
     worker = TemporalWorker(connecting, "does-not-give-up", _activities(), CelTools())
     assert (worker.running, worker.troubles()) == (False, {"temporal": "not connected yet"})
@@ -54,17 +54,17 @@ async def test_whatever_goes_wrong_at_first_is_tried_again(temporal_server: Temp
     assert not worker.running
 
 
-class TestANamespaceThatIsMadeLate:
-    """With the one client that a process has."""
+class TestNamespaceCreatedLater:
+    """All tries use the process's one client."""
 
     @pytest.fixture
     async def client(self, temporal_server: TemporalServer) -> Client:
         return await connect(Address(target=temporal_server.address, namespace=f"late-{uuid.uuid4().hex[:8]}"))
 
-    async def test_until_it_is_there_all_say_that_it_is_missing(
+    async def test_missing_namespace_is_reported_by_logs_and_troubles(
         self, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(worker_module, "ANSWERS_WITHIN", timedelta(seconds=WITHIN))
+        monkeypatch.setattr(worker_module, "ANSWER_TIMEOUT", timedelta(seconds=WITHIN))
         missing = f"namespace {client.namespace} does not exist in Temporal"
         with capture_logs() as logs:
             async with _working_with(client) as worker:
@@ -72,7 +72,7 @@ class TestANamespaceThatIsMadeLate:
                 assert worker.troubles() == {"temporal": missing}
         assert {log["reason"] for log in logs} == {missing}
 
-    async def test_then_it_is_worked_for(self, client: Client) -> None:
+    async def test_worker_polls_once_the_namespace_exists(self, client: Client) -> None:
         with capture_logs() as logs:
             async with _working_with(client):
                 await _until(lambda: len(logs) > 1)
@@ -81,10 +81,10 @@ class TestANamespaceThatIsMadeLate:
                     while not await _polled(client):  # noqa: ASYNC110 - it happens at the server
                         await asyncio.sleep(0.1)
 
-    async def test_who_found_out_too_late_does_not_stand_in_the_way_of_the_next_try(
+    async def test_worker_that_failed_to_start_does_not_block_the_next_try(
         self, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As if it went between the question and the start: the SDK then keeps what it could not start."""
+        """As if the namespace vanished between check and start: the SDK then keeps the worker it failed to start."""
         monkeypatch.setattr(worker_module, "_ask", create_autospec(worker_module._ask))
         with capture_logs() as logs:
             async with _working_with(client):
@@ -93,16 +93,16 @@ class TestANamespaceThatIsMadeLate:
             assert f"Namespace {client.namespace} was not found" in log["reason"]
 
 
-async def test_it_does_not_read_all_modules_before_it_works(
+async def test_worker_sets_its_own_build_id_and_reads_no_modules(
     temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The SDK would, in the loop that answers everybody, to give the worker a name."""
+    """The SDK would do so for a build id, blocking the event loop."""
     monkeypatch.setattr("temporalio.worker._worker.load_default_build_id", lambda: pytest.fail("it reads all modules"))
     client = await connect(Address(target=temporal_server.address))
     TemporalWorker(Connecting(temporal_server, ValueError()), "named", _activities(), CelTools())._worker(client)
 
 
-async def test_one_that_never_was_connected_stops_at_once() -> None:
+async def test_worker_that_never_connected_stops_at_once() -> None:
     tries = asyncio.Event()
 
     async def nowhere() -> Client:
@@ -147,12 +147,12 @@ async def _polled(client: Client) -> bool:
     asked = DescribeTaskQueueRequest(namespace=client.namespace, task_queue=TaskQueue(name=QUEUE))
     try:
         return bool((await client.workflow_service.describe_task_queue(asked)).pollers)
-    except RPCError:  # it takes a while until all parts of the server know of it
+    except RPCError:  # it takes a while until all parts of the server know the namespace
         return False
 
 
 def _activities() -> Activities:
-    """Nobody calls them here."""
+    """Return activities that are never called."""
     part = create_autospec(object)
     names = list(inspect.signature(Activities).parameters)
     return Activities(**dict.fromkeys(names, part))

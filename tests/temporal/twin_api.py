@@ -1,4 +1,4 @@
-"""The API over the Temporal engine, for tests that were written for one whose answers are in the ledger at once."""
+"""API over the Temporal engine, for tests written for an engine whose answers are in the ledger at once."""
 
 import asyncio
 import uuid
@@ -8,12 +8,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lucius.core.model import NEVER, JobStatus
+from lucius.bootstrap.lifecycle import open_runtime
+from lucius.bootstrap.settings import Settings
+from lucius.core.model.records import NEVER
+from lucius.core.model.statuses import JobStatus
 from lucius.observability.readiness import Role
 from lucius.ports.clock import SystemClock
 from lucius.ports.ledger import JobFilter
-from lucius.settings import Settings
-from lucius.wiring import open_runtime
 from tests.support.api import Answer, Api, serving
 from tests.support.clock import ManualClock
 from tests.support.temporal import TemporalServer
@@ -23,7 +24,7 @@ AT_ONCE = ("/v1/callbacks", "/v1/commands")
 
 
 class TimeFlows(ManualClock):
-    """Nobody turns it: Temporal's timers have a clock of their own."""
+    """System clock: Temporal's timers cannot be advanced."""
 
     def __init__(self) -> None:
         self._system = SystemClock()
@@ -33,7 +34,7 @@ class TimeFlows(ManualClock):
 
 
 class FollowingApi(Api):
-    """Whoever looks, looks when all that was said is in the ledger."""
+    """Api that reads only once all messages are in the ledger."""
 
     async def call(self, method: str, path: str, body: Any = None, **options: Any) -> Answer:
         if not path.startswith(AT_ONCE):
@@ -47,18 +48,18 @@ class FollowingApi(Api):
 
     async def _is_behind(self) -> bool:
         store = self.runtime.store
-        if await store.unread(NEVER, 1):
+        if await store.inbox.list_pending(NEVER, 1):
             return True
-        return bool((await store.jobs(JobFilter(status=JobStatus.QUEUED), 1, None)).jobs)
+        return bool((await store.jobs.jobs(JobFilter(status=JobStatus.QUEUED), 1, None)).jobs)
 
     async def end(self, job_id: str) -> str:
-        """The status it ends with. What was said last is in the ledger before what comes of it is."""
+        """Return the job's final status, waiting for it: an empty inbox does not mean that the job has ended."""
         job = (await self.get(f"/v1/jobs/{job_id}?wait={WITHIN}")).ok()
         return str(job["status"])
 
     async def submit(self, **changes: Any) -> str:
         job_id = await super().submit(**changes)
-        view = await self.runtime.store.load(job_id)
+        view = await self.runtime.store.ledger.load(job_id)
         assert view is not None
         assert view.job.engine == "temporal"
         return job_id
@@ -68,7 +69,7 @@ class FollowingApi(Api):
         return directive
 
     async def sweep(self, after: float = 0.0) -> int:
-        """Time passes by itself."""
+        """Do nothing: time passes by itself."""
         return 0
 
 
@@ -79,7 +80,7 @@ def over_temporal(settings: Settings, server: TemporalServer) -> Settings:
 
 @asynccontextmanager
 async def serving_over(settings: Settings, server: TemporalServer) -> AsyncIterator[FollowingApi]:
-    """With somebody who works on the workflows: this process, or, where they could be several, a role of its own."""
+    """Serve an API over Temporal, with a worker in this process or, for a shared ledger, in a role of its own."""
     settings, clock = over_temporal(settings, server), TimeFlows()
     async with AsyncExitStack() as stack:
         if settings.shares_ledger:

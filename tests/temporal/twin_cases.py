@@ -1,7 +1,7 @@
-"""A case: a random protocol, a command for it, and a script that says what goes wrong where.
+"""A case: a random protocol, a command for it, and a script of what goes wrong where.
 
-The script is a function of the seed and of where the job stands, never of time or chance: whoever comes to the same
-point does the same there. Short times are only given to what the script lets time out.
+The script depends on the seed and the job's position, never on time or chance, so both engines get the same script.
+Only what the script lets time out has short timeouts.
 """
 
 import random
@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lucius.core.protocol import Protocol, RetryPolicy, StepSpec, Wait
+from lucius.core.protocol.definition import ProtocolDefinition, RetryPolicy, StepSpec, Wait
 from tests.simulation.protocols import OUTSIDE, draw_protocol
 
 LONG_MS = 120_000
@@ -42,12 +42,12 @@ WORK: dict[Plan, float] = {
     ("ack", "ok", "fenced", "beat"): 1,
 }
 UNDONE = ("", "rescue", "fenced")
-"""What a service does after it was given up: nothing, or it answers before or after the next attempt."""
+"""Late behaviour of a service whose attempt has timed out: none, or an answer before or after the next attempt."""
 STATUSES = {"200": 10, "500": 2, "502": 1, "400": 1, "409": 1.5, "424": 1}
 
 
 class Case:
-    """`stretch` gives whoever is slow more time: on a busy machine a short clock rings before it can be answered."""
+    """Case of one seed. `stretch` multiplies short timeouts, for machines too busy to answer in time."""
 
     def __init__(self, seed: int, stretch: int = 1) -> None:
         self.seed = seed
@@ -68,30 +68,32 @@ class Case:
 
     @property
     def is_one_flow(self) -> bool:
-        """Whether one thing happens after the other, so that the order of all events is told."""
+        """True if steps only follow one another, so that all events have one order."""
         return not any(spec.kind in ("parallel", "map") for spec in self.protocol.steps)
 
     def rng(self, *where: object) -> random.Random:
         return random.Random("|".join(map(str, (self.seed, *where))))
 
     def manner(self, step_id: str) -> str:
-        """How a step is apt to fail beside failing: it decides which of its clocks is short."""
+        """Return how a step may time out, which decides the one of its timeouts that is short."""
         kinds = ("prompt", "unacked", "silent", "overlong")
         if step_id in self._side_by_side and step_id != self._timed:
             return "prompt"
         return self.rng("manner", step_id).choices(kinds, (14, 2, 2, 1))[0]
 
     def lets_time_out(self, step_id: str) -> bool:
-        """Calls, signals, approvals. Of steps that run side by side only one does: which of two clocks rings first, and
-        so ends the other, would be chance."""
+        """Return True if a call, signal or approval may time out.
+
+        Of parallel steps only one does: which of two timeouts comes first, and so ends the other, would be chance.
+        """
         if step_id in self._side_by_side and step_id != self._timed:
             return False
         return self.rng("manner", step_id).random() < 0.15
 
-    # What happens at a point
+    # Acts at a point
 
     def work(self, step_id: str, spec_id: str, attempt_no: int) -> Plan:
-        """What a service does with an attempt."""
+        """Return what a service does with an attempt."""
         rng, manner = self.rng("work", step_id, attempt_no), self.manner(spec_id)
         if manner == "prompt" or rng.random() < 0.4:
             return rng.choices([*WORK], [*WORK.values()])[0]
@@ -106,7 +108,7 @@ class Case:
         return rng.choices([*STATUSES], [*STATUSES.values()])[0]
 
     def is_patient(self, step_id: str, attempt_no: int) -> bool:
-        """Whether an answer that is late comes after the next attempt, rather than before."""
+        """Return True if a late answer comes after the next attempt, rather than before."""
         return self.rng("patient", step_id, attempt_no).random() < 0.5
 
     def result(self, step_id: str, attempt_no: int) -> dict[str, Any]:
@@ -114,14 +116,14 @@ class Case:
         return {"n": rng.randint(1, 9), "items": [rng.randint(1, 9) for _ in range(rng.randint(0, 3))]}
 
     def act(self, *where: object) -> str:
-        """What somebody does to the job before it goes on; mostly nothing."""
+        """Return what an operator does to the job before it continues; mostly nothing."""
         rng = self.rng("act", *where)
         if rng.random() > 0.1:
             return ""
         acts = {"pause": 4, "cancel": 1.5, "signal": 2, "bad signal": 0.5, "retry": 0.5, "resume": 0.5, "stranger": 0.7}
         return rng.choices([*acts], [*acts.values()])[0]
 
-    # The protocol with the script's times
+    # The protocol with the script's timeouts
 
     def _shaped(self, spec: StepSpec) -> StepSpec:
         if spec.compensation is not None:
@@ -153,7 +155,7 @@ class Case:
         manner = self.manner(spec.step_id)
         return replace(
             spec,
-            service=f"c{self.seed}x{self._stretch}-{spec.step_id}",  # of its own: the script says when it pulls
+            service=f"c{self.seed}x{self._stretch}-{spec.step_id}",  # its own service: the script decides when it pulls
             ack_timeout_ms=self._short(manner) if manner == "unacked" else LONG_MS,
             lease_ms=self._short(manner) if manner == "silent" else LONG_MS,
             timeout_ms=self._short(manner) if manner == "overlong" else None,
@@ -168,7 +170,7 @@ class Case:
         return SHORT_MS[manner] * self._stretch
 
     def _retry(self, policy: RetryPolicy) -> RetryPolicy:
-        """Long enough to be seen, and never by chance."""
+        """Return the policy with backoffs long enough to be observed, and without jitter."""
         first, second = (delay * self._stretch for delay in BACKOFFS_MS)
         return replace(
             policy,
@@ -182,15 +184,15 @@ class Case:
 
 
 def _inside(spec: StepSpec) -> set[str]:
-    """The steps that a container has, at any depth."""
+    """Return the ids of the steps in a container, at any depth."""
     branches = spec.parallel.branches.values() if spec.parallel is not None else ()
     lists = [*branches, spec.map.steps if spec.map is not None else ()]
     inner = [step for steps in lists for step in steps]
     return {step.step_id for step in inner}.union(*map(_inside, inner))
 
 
-def document(case: Case, outside: str) -> Protocol:
-    """The protocol with its calls going to a real address."""
+def document(case: Case, outside: str) -> ProtocolDefinition:
+    """Return the protocol with its calls going to a real address."""
 
     def moved(spec: StepSpec) -> StepSpec:
         call, notify, undo = spec.external_call, spec.notify, spec.compensation

@@ -1,7 +1,7 @@
-"""Drives one job of a case to its end, one thing at a time, each when everything before it is in the ledger.
+"""Drives one job of a case to its end, one act at a time, each once everything before it is in the ledger.
 
-So two engines that decide alike come to the same points in the same order, whatever they are quick or slow at. Clocks
-go first: nothing else is done while one is about to ring.
+Two engines that decide alike thus reach the same points in the same order, however fast they are. Timeouts
+go first: nothing else is done while one is about to expire.
 """
 
 import asyncio
@@ -14,22 +14,23 @@ from aiohttp import web
 from msgspec import Struct
 
 from lucius.contract import CallbackAnswer, Directive
-from lucius.core.decision import JobView
-from lucius.core.derived import step_clock
-from lucius.core.model import JobStatus, ReviewItem, Step, StepStatus
-from lucius.core.protocol import HTTP_SERVICE, spec_id
+from lucius.core.decide.derived_state import next_step_deadline
+from lucius.core.model.decision import JobSnapshot
+from lucius.core.model.records import ReviewItem, Step
+from lucius.core.model.statuses import JobStatus, StepStatus
+from lucius.core.protocol.definition import HTTP_SERVICE, spec_id
 from lucius.ports.ledger import ReviewFilter
-from lucius.service.auth import ALL_SCOPES, Principal
-from lucius.service.errors import Rejected
-from lucius.service.reviews import Asked
+from lucius.usecases.access.auth import ALL_SCOPES, Principal
+from lucius.usecases.errors import Rejected
+from lucius.usecases.operations.reviews import RequestedAct
 from tests.simulation.protocols import FINANCE, PEOPLE
 from tests.temporal.twin_cases import Case
 from tests.temporal.twin_plane import Plane
 
 SOON_MS = 60_000
-"""A clock that rings sooner is waited for."""
+"""The driver waits for timeouts that expire sooner."""
 STUCK_SECONDS = 40.0
-MOST_RUNS, MOST_ACTS = 3, 4
+MAX_RUNS, MAX_ACTS = 3, 4
 STRANGER, CARETAKER = "eve", "caretaker"
 MARKS = ("settle", "rescue", "fenced", "gone")
 AT_WORK = (StepStatus.DISPATCHING, StepStatus.INITIATED, StepStatus.PROCESSING)
@@ -38,11 +39,11 @@ Doing = Callable[[], Coroutine[Any, Any, object]]
 
 
 class StandsStill(AssertionError):
-    """Nothing offers itself, no clock runs, and the job has not ended."""
+    """Nothing is on offer, no timeout is running, and the job has not ended."""
 
 
 class Offer(Struct, frozen=True):
-    """Something that can be done now. The name says where and what: it is the same on every engine."""
+    """Act that is possible now. Its name says where and what, and is the same on every engine."""
 
     name: str
     step_id: str
@@ -50,7 +51,7 @@ class Offer(Struct, frozen=True):
 
 
 class Held:
-    """An attempt that a service has, and what it is still going to say about it."""
+    """Attempt held by a service, with what it has yet to send about it."""
 
     def __init__(self, directive: Directive, plan: tuple[str, ...]) -> None:
         self.directive = directive
@@ -59,7 +60,7 @@ class Held:
 
 
 class Call:
-    """A request that waits to be answered."""
+    """Request that waits for its answer."""
 
     def __init__(self, step_id: str, attempt_no: int, lease_id: str, answer: "asyncio.Future[web.Response]") -> None:
         self.step_id, self.attempt_no, self.lease_id = step_id, attempt_no, lease_id
@@ -86,7 +87,7 @@ class Driver:
                     return
             elif self._case.stalls and self._stall(view):
                 self.log.append(("stall", ""))
-                await self._until(lambda view: not view.job.live)
+                await self._until(lambda view: not self._stall(view))
             elif view.job.paused is not None and (not offers or not self._resume_in):
                 await self._end_pause(view)
             else:
@@ -95,7 +96,7 @@ class Driver:
     def _turn(self, offer: Offer) -> tuple[bool, float]:
         return offer.step_id != "", self._case.rng("turn", offer.name).random()
 
-    async def _go_on(self, view: JobView, offer: Offer) -> None:
+    async def _go_on(self, view: JobSnapshot, offer: Offer) -> None:
         point = f"{view.job.run_no} {offer.name}"
         if act := self._act_at(point, view):
             await self._note(f"{act} at {point}", lambda: self._act(act, view))
@@ -104,8 +105,8 @@ class Driver:
             self._resume_in -= 1
         await self._note(offer.name, offer.do)
 
-    def _act_at(self, point: str, view: JobView) -> str:
-        if self._acts >= MOST_ACTS or point in self._done_once or not view.job.live:
+    def _act_at(self, point: str, view: JobSnapshot) -> str:
+        if self._acts >= MAX_ACTS or point in self._done_once or not view.job.live:
             return ""
         self._done_once.add(point)
         act = self._case.act(point)
@@ -119,14 +120,14 @@ class Driver:
             answer = str(refused.disposition or refused.code)
         self.log.append((name, answer))
 
-    # When something can be done
+    # When an act is possible
 
-    async def _settled(self) -> tuple[JobView, list[Offer]]:
-        """The job once it moves no more by itself, and what could move it."""
+    async def _settled(self) -> tuple[JobSnapshot, list[Offer]]:
+        """Wait until the job no longer moves by itself; return it, and the acts that could move it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + STUCK_SECONDS
         while True:
-            with self._plane.runtime.hub.watch(self.job_id) as moved:
+            with self._plane.runtime.notifier.watch(self.job_id) as moved:
                 view = await self._plane.view(self.job_id)
                 self._note_calls(view)
                 offers = self._offers(view)
@@ -138,47 +139,47 @@ class Driver:
                     async with asyncio.timeout(0.05):
                         await moved.wait()
 
-    async def _until(self, there: Callable[[JobView], bool]) -> None:
-        async with asyncio.timeout(STUCK_SECONDS):
+    async def _until(self, there: Callable[[JobSnapshot], bool]) -> None:
+        async with asyncio.timeout(STUCK_SECONDS + (self._case.protocol.policies.timeout_ms or 0) / 1000):
             while not there(await self._plane.view(self.job_id)):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
-    async def _is_moving(self, view: JobView, offers: list[Offer]) -> bool:
+    async def _is_moving(self, view: JobSnapshot, offers: list[Offer]) -> bool:
         job, now = view.job, self._plane.runtime.clock.now()
         if job.status is JobStatus.QUEUED or (job.live and job.due_at is not None and job.due_at <= now):
             return True
-        if await self._plane.has_letters(self.job_id):
+        if await self._plane.has_messages(self.job_id):
             return True
         if not job.live:
             return False
         offering = {offer.step_id for offer in offers}
-        late = "" in offering  # what is said about an attempt that was given up need not wait for anything
+        late = "" in offering  # callbacks of ended attempts need not wait for anything
         steps = [view.steps[step_id] for step_id in job.active]
         if any(self._is_under_way(step, view) for step in steps):
             return True
         paused = job.paused is not None
-        clocks = [step_clock(step, paused) for step in steps if step.step_id not in offering]
+        clocks = [next_step_deadline(step, paused) for step in steps if step.step_id not in offering]
         if not late and any(clock is not None and clock < now + SOON_MS for clock in clocks):
             return True
         return not offers and not paused and not self._case.stalls
 
-    def _is_under_way(self, step: Step, view: JobView) -> bool:
-        """The engine is about to call, or to be answered."""
+    def _is_under_way(self, step: Step, view: JobSnapshot) -> bool:
+        """Return True if the engine is about to send a call or to receive its answer."""
         if step.service != HTTP_SERVICE:
             return False
         if step.status is StepStatus.DISPATCHING:
             return view.job.paused is None
         return step.status is StepStatus.PROCESSING and (step.step_id, step.attempt.lease_id) not in self._calls
 
-    def _stall(self, view: JobView) -> bool:
-        """One that is let time out, here and now."""
+    def _stall(self, view: JobSnapshot) -> bool:
+        """Return whether the job is to run into its timeout here: it then ends, compensates, or waits for review."""
         job = view.job
         held_up = job.paused is not None or job.compensation is not None
         return job.live and not held_up and job.run_no == 1 and len(self.log) >= 2
 
-    # What can be done
+    # Which acts are possible
 
-    def _offers(self, view: JobView) -> list[Offer]:
+    def _offers(self, view: JobSnapshot) -> list[Offer]:
         offers = [offer for held in self._held.values() if (offer := self._of_service(held, view)) is not None]
         offers += [offer for call in self._calls.values() if (offer := self._of_call(call, view)) is not None]
         if view.job.live:
@@ -186,7 +187,7 @@ class Driver:
             offers += [offer for step in steps if (offer := self._of_step(step, view)) is not None]
         return offers
 
-    def _of_step(self, step: Step, view: JobView) -> Offer | None:
+    def _of_step(self, step: Step, view: JobSnapshot) -> Offer | None:
         case, name = self._case, step.step_id
         key = f"{name}/{step.attempt.attempt_no}/{step.visit}/{step.run_no}"
         match step.status:
@@ -200,12 +201,12 @@ class Driver:
             case StepStatus.AWAITING_APPROVAL:
                 if step.wake_at is not None and case.lets_time_out(spec_id(name)):
                     return None
-                left = _may_vote(step, view)  # nobody, if all have voted while the job is paused
+                left = _may_vote(step, view)  # empty if all have voted while the job is paused
                 return Offer(f"vote {key} {left[0]}", name, lambda: self._vote(step, left[0])) if left else None
             case _:
                 return None
 
-    def _of_service(self, held: Held, view: JobView) -> Offer | None:
+    def _of_service(self, held: Held, view: JobSnapshot) -> Offer | None:
         directive, plan = held.directive, held.plan
         step = view.steps[directive.stepId]
         current = step.attempt.lease_id == directive.lease_id
@@ -217,7 +218,7 @@ class Driver:
         name = f"{directive.stepId}/{directive.attempt_no} says {' '.join(plan)}"
         return Offer(name, directive.stepId if current else "", lambda: self._speak(held))
 
-    def _of_call(self, call: Call, view: JobView) -> Offer | None:
+    def _of_call(self, call: Call, view: JobSnapshot) -> Offer | None:
         if call.answer.done():
             return None
         step = view.steps[call.step_id]
@@ -230,8 +231,8 @@ class Driver:
         name = f"{call.step_id}/{call.attempt_no} is answered {status}"
         return Offer(name, call.step_id if current else "", lambda: self._respond(call, step, status))
 
-    def _note_calls(self, view: JobView) -> None:
-        """Requests that have come: of the attempt that is current when they do."""
+    def _note_calls(self, view: JobSnapshot) -> None:
+        """Record new requests, each for the attempt that was current when it came."""
         for step in view.steps.values():
             place = (step.step_id, step.attempt.lease_id)
             if step.service != HTTP_SERVICE or step.status is not StepStatus.PROCESSING or place in self._calls:
@@ -242,7 +243,7 @@ class Driver:
             if new:
                 self._calls[place] = Call(step.step_id, step.attempt.attempt_no, step.attempt.lease_id, new[-1])
 
-    # Doing it
+    # Carrying out an act
 
     async def _pull(self, step: Step) -> object:
         directives = await self._plane.runtime.dispatcher.pull(step.service, 50, 2.0)
@@ -253,7 +254,7 @@ class Driver:
         return sorted(f"{directive.stepId}/{directive.attempt_no}" for directive in directives)
 
     async def _speak(self, held: Held) -> object:
-        """All that is said in one go; the plan's marks are where it waits."""
+        """Send callbacks up to the plan's next mark, where it waits; return the answers."""
         answers: list[object] = []
         before = ""
         while held.plan and held.plan[0] in MARKS:
@@ -261,7 +262,7 @@ class Driver:
         while held.plan and held.plan[0] not in MARKS:
             what = held.plan.pop(0)
             answer = await self._say(held.directive, what)
-            # An engine that answers before it has decided can tell that it was said before, and not what came of that.
+            # An engine that answers before it decides can recognise a repeat, but not report its outcome.
             repeated = what == before and answer[0] in ("DUPLICATE", "STALE")
             answers.append("REPEATED" if repeated else answer)
             held.recorded += what != "beat" or answer[0] != "APPLIED"
@@ -273,8 +274,8 @@ class Driver:
         return answers
 
     async def _callbacks(self, directive: Directive) -> int:
-        """How many are recorded about an attempt: of two that say the same, there is but one letter in the inbox."""
-        events = await self._plane.runtime.store.events(self.job_id, 0, 10_000)
+        """Return how many callbacks of an attempt are recorded; two equal ones share one message in the inbox."""
+        events = await self._plane.runtime.store.history.events(self.job_id, 0, 10_000)
         about = [event for event in events if (event.step_id, event.attempt_no) == _of(directive)]
         return sum(event.type.startswith("CALLBACK_") for event in about)
 
@@ -297,8 +298,8 @@ class Driver:
                 if cause == "RATE_LIMITED":
                     body["retry_after_seconds"] = 0.4
         callbacks = self._plane.runtime.callbacks
-        spoken = await callbacks.hear(kind, body, callbacks.verify(directive.callback_token))
-        (heard,) = await callbacks.apply(spoken.job_id, [spoken.said])
+        verified = await callbacks.parse(kind, body, callbacks.verify(directive.callback_token))
+        (heard,) = await callbacks.apply(verified.job_id, [verified.callback])
         if isinstance(heard, CallbackAnswer):
             return heard.disposition, heard.cancel_requested
         return str(heard.disposition or heard.code), False
@@ -333,7 +334,7 @@ class Driver:
         await getattr(self._plane.runtime.operations, act)(*how)
         return "GRANTED"
 
-    async def _act(self, act: str, view: JobView) -> object:
+    async def _act(self, act: str, view: JobSnapshot) -> object:
         who, job_id = _person("ann"), self.job_id
         waits = [place.spec.wait for place in view.protocol.plan.places.values()]
         signals = sorted({wait.signal for wait in waits if wait is not None and wait.signal is not None})
@@ -357,7 +358,7 @@ class Driver:
                 step_id = sorted(asked)[0] if asked else view.protocol.steps[0].step_id
                 return await self._ask("vote", job_id, step_id, _person(STRANGER), True, "")
 
-    async def _end_pause(self, view: JobView) -> None:
+    async def _end_pause(self, view: JobSnapshot) -> None:
         paused = view.job.paused
         assert paused is not None
         self._resume_in = None
@@ -367,7 +368,7 @@ class Driver:
         item = view.job.review
         assert item is not None
         act = "discard"
-        if view.job.run_no < MOST_RUNS:
+        if view.job.run_no < MAX_RUNS:
             rng = self._case.rng("resolve", view.job.run_no, len(self.log))
             act = rng.choice(("compensate", "retry", "skip", "discard"))
         if ("review discard", "GRANTED") in self.log[-1:]:
@@ -378,10 +379,10 @@ class Driver:
 
     async def _review(self, act: str, item: ReviewItem) -> None:
         result = {"n": 5, "items": [2]} if act == "skip" else None
-        asked = Asked(act=act, reason="as I see it", result=result)
+        requested = RequestedAct(act=act, reason="as I see it", result=result)
 
         async def do() -> object:
-            outcome = await self._plane.runtime.reviews.act(item.review_id, asked, _person(CARETAKER))
+            outcome = await self._plane.runtime.reviews.act(item.review_id, requested, _person(CARETAKER))
             if isinstance(outcome, Exception):
                 raise outcome
             return "GRANTED"
@@ -390,12 +391,12 @@ class Driver:
         if self.log[-1][1] != "GRANTED" and act != "discard":
             await self._review("discard", item)
 
-    async def _after_the_end(self, view: JobView) -> bool:
-        """Whether somebody does something about it."""
+    async def _after_the_end(self, view: JobSnapshot) -> bool:
+        """Return True if an operator acts on the ended job."""
         job = view.job
         rng = self._case.rng("after", job.run_no, len(self._done_once))
         point = f"after {job.run_no}"
-        if job.run_no >= MOST_RUNS or point in self._done_once or rng.random() > 0.5:
+        if job.run_no >= MAX_RUNS or point in self._done_once or rng.random() > 0.5:
             return False
         self._done_once.add(point)
         items = await self._open_items()
@@ -418,7 +419,7 @@ class Driver:
         return True
 
     async def _open_items(self) -> list[ReviewItem]:
-        page = await self._plane.runtime.store.reviews(ReviewFilter(job_id=self.job_id), 50, None)
+        page = await self._plane.runtime.store.reviews.reviews(ReviewFilter(job_id=self.job_id), 50, None)
         return sorted(page.items, key=lambda item: (item.kind, item.step_id or "", item.attempt_no or 0, item.run_no))
 
 
@@ -427,7 +428,7 @@ def _person(name: str) -> Principal:
     return Principal(name, frozenset(ALL_SCOPES), frozenset({"*"}), groups=groups)
 
 
-def _may_vote(step: Step, view: JobView) -> list[str]:
+def _may_vote(step: Step, view: JobSnapshot) -> list[str]:
     spec = view.protocol.step(step.step_id)
     assert spec is not None
     assert spec.human_approval is not None
@@ -440,6 +441,6 @@ def _of(directive: Directive) -> tuple[str, int]:
     return directive.stepId, directive.attempt_no
 
 
-def _where(view: JobView) -> str:
+def _where(view: JobSnapshot) -> str:
     active = {step_id: str(view.steps[step_id].status) for step_id in view.job.active}
     return f"{view.job.job_id} is {view.job.status} at {active}"

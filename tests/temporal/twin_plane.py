@@ -1,4 +1,4 @@
-"""A control plane whose services, people and peers do nothing but what a script says."""
+"""Control plane whose services, operators and peers act only as scripted."""
 
 import asyncio
 import json
@@ -12,13 +12,14 @@ from unittest import mock
 from aiohttp import web
 from msgspec import Struct
 
-from lucius import wiring
-from lucius.core.decision import JobView
-from lucius.core.model import NEVER
-from lucius.core.protocol import Protocol
+from lucius.bootstrap import control_plane
+from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.lifecycle import open_runtime
+from lucius.core.model.decision import JobSnapshot
+from lucius.core.model.records import NEVER
+from lucius.core.protocol.definition import ProtocolDefinition
 from lucius.observability.readiness import Role
 from lucius.ports.errors import ProtocolError
-from lucius.wiring import Runtime, open_runtime
 from tests.support.api import Api, serving, settings_for
 from tests.support.peer import peer
 from tests.support.temporal import TemporalServer
@@ -30,7 +31,7 @@ GUARD = "-guard"
 
 
 class Outside:
-    """What protocols call. It answers when the script says so; only guards are answered at once, with the truth."""
+    """HTTP server that protocols call. It answers as scripted; guards are answered at once and truthfully."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -67,34 +68,38 @@ class Plane:
             request_type=case.protocol.request_type, payload=case.payload, idempotency_key=key
         )
 
-    async def view(self, job_id: str) -> JobView:
-        view = await self.runtime.store.job(job_id)
+    async def view(self, job_id: str) -> JobSnapshot:
+        view = await self.runtime.store.jobs.job(job_id)
         assert view is not None
         return view
 
-    async def has_letters(self, job_id: str) -> bool:
-        return any(letter.job_id == job_id for letter in await self.runtime.store.unread(NEVER, 10_000))
+    async def has_messages(self, job_id: str) -> bool:
+        return any(message.job_id == job_id for message in await self.runtime.store.inbox.list_pending(NEVER, 10_000))
 
 
 class Protocols:
-    """A source of them to which more can be added."""
+    """Protocol source that can be extended."""
 
     def __init__(self) -> None:
-        self._protocols: dict[str, Protocol] = {}
+        self._protocols: dict[str, ProtocolDefinition] = {}
         self._changed = False
 
-    def add(self, protocol: Protocol) -> None:
+    def add(self, protocol: ProtocolDefinition) -> None:
         self._protocols[protocol.request_type] = protocol
+        self.note_change()
+
+    def note_change(self) -> None:
+        """Let the next `refresh` return True; each control plane needs that once."""
         self._changed = True
 
     def refresh(self) -> bool:
         changed, self._changed = self._changed, False
         return changed
 
-    def list(self) -> tuple[Protocol, ...]:
+    def list(self) -> tuple[ProtocolDefinition, ...]:
         return tuple(self._protocols.values())
 
-    def place(self, protocol: Protocol) -> tuple[str, int]:
+    def place(self, protocol: ProtocolDefinition) -> tuple[str, int]:
         return protocol.request_type, 1
 
     def problems(self) -> tuple[ProtocolError, ...]:
@@ -102,7 +107,7 @@ class Protocols:
 
 
 class Planes(Struct, frozen=True):
-    """One for each engine, with the same protocols."""
+    """A control plane for each engine, with the same protocols."""
 
     embedded: Plane
     temporal: Plane
@@ -113,7 +118,7 @@ class Planes(Struct, frozen=True):
         for case in cases:
             self.protocols.add(document(case, self.outside.url))
         for plane in (self.embedded, self.temporal):
-            self.protocols._changed = True
+            self.protocols.note_change()
             await plane.runtime.protocols.refresh()
 
 
@@ -121,7 +126,11 @@ class Planes(Struct, frozen=True):
 async def planes(
     folder: Path, server: TemporalServer, *, durable: bool = False, shared: str = ""
 ) -> AsyncIterator[Planes]:
-    """`durable` if their ledgers are files; `shared` is one where API and worker of the Temporal engine are apart."""
+    """Open both planes.
+
+    `durable` keeps their ledgers in files; `shared` is the URL of a ledger over which the Temporal engine runs its API
+    and worker apart.
+    """
     async with peer() as there:
         outside, protocols = Outside(), Protocols()
         there.answer = outside.answer
@@ -133,7 +142,7 @@ async def planes(
             "temporal_address": server.address,
             "temporal_task_queue": f"twin-{uuid.uuid4().hex[:12]}",
         }
-        with mock.patch.object(wiring, "ProtocolsDir", return_value=protocols):
+        with mock.patch.object(control_plane, "ProtocolsDir", return_value=protocols):
             async with (
                 _plane("embedded", folder, outside, _ledger(folder / "embedded", durable)) as embedded,
                 _plane(

@@ -1,7 +1,7 @@
-"""Runs cases on both engines, many at a time, and says where their stories differ.
+"""Runs cases on both engines, many at a time, and reports differences.
 
-A clock may ring before a busy machine has done what was to come first. So a case that differs is run again with clocks
-that are several times slower, few at a time: what is different in how the engines decide is still different then.
+A timeout may expire before a busy machine has done what should come first. A case that differs is therefore run again
+with timeouts several times longer, few at a time: real differences between the engines remain.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from tests.support.fastpath import fastpath_env
 from tests.temporal.twin_cases import Case
 from tests.temporal.twin_driver import Driver
 from tests.temporal.twin_plane import Plane, Planes
@@ -20,14 +21,16 @@ LONGEST_SECONDS = 150.0
 
 
 class Found(Struct, frozen=True):
-    """A case whose stories differ, however slow its clocks."""
+    """Case that differs between the engines, however long its timeouts."""
 
     seed: int
     differences: list[str]
+    environment: str
+    """Setting to replay it with."""
 
     def __str__(self) -> str:
         lines = "\n  ".join(line[:1500] for line in self.differences[:12])
-        replay = f"python -m tests.temporal.twin_soak --seed {self.seed}"
+        replay = f"{self.environment}python -m tests.temporal.twin_soak --seed {self.seed}"
         return f"seed {self.seed}, embedded | temporal; replay it with `{replay}`\n  {lines}"
 
 
@@ -36,7 +39,7 @@ class Twins:
         self._planes = planes
         self.stories: list[Story] = []
         self.once: dict[int, list[str]] = {}
-        """What differed at first, and did not when clocks were slower."""
+        """Differences that disappeared with longer timeouts."""
 
     async def run(self, seeds: Sequence[int]) -> list[Found]:
         differ = await self._round([Case(seed) for seed in seeds], AT_ONCE)
@@ -46,7 +49,8 @@ class Twins:
                 differ = await self._round([Case(seed, stretch) for seed in differ], AT_ONCE_AGAIN)
         for seed in differ:
             del self.once[seed]
-        return [Found(seed, lines) for seed, lines in differ.items()]
+        environment = "".join(f"{name}={value} " for name, value in fastpath_env().items())
+        return [Found(seed, lines, environment) for seed, lines in differ.items()]
 
     async def _round(self, cases: Sequence[Case], at_once: int) -> dict[int, list[str]]:
         await self._planes.know(cases)

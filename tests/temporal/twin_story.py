@@ -1,19 +1,19 @@
-"""What became of a job, without what depends on the clock: two engines must tell the same story."""
+"""Summary of a finished job without anything that depends on time, which must be equal on both engines."""
 
 from collections import Counter
 from typing import Any
 
 from msgspec import Struct
 
-from lucius.core.chain import walk
-from lucius.core.model import Event
+from lucius.core.model.event_chain import verify_events
+from lucius.core.model.records import Event
 from lucius.ports.ledger import ReviewFilter
 from tests.temporal.twin_cases import Case
 from tests.temporal.twin_driver import Driver
 from tests.temporal.twin_plane import Plane
 
 UNTOLD = frozenset({"DEADLINE_EXTENDED"})
-"""What an engine that was away does for others; a busy machine makes it think that it was."""
+"""Events of an engine that was down; a busy machine can make it assume that."""
 
 
 class Story(Struct, frozen=True):
@@ -30,10 +30,10 @@ async def story(plane: Plane, case: Case, driver: Driver) -> Story:
     store, job_id = plane.runtime.store, driver.job_id
     view = await plane.view(job_id)
     job = view.job
-    events = await store.events(job_id, 0, 10_000)
-    assert not walk(events, job.event_seq, job.event_hash).breaks, f"{plane.name}: the events are no chain"
+    events = await store.history.events(job_id, 0, 10_000)
+    assert not verify_events(events, job.event_seq, job.event_hash).breaks, f"{plane.name}: the events are no chain"
     told = [event for event in events if event.type not in UNTOLD]
-    reviews = (await store.reviews(ReviewFilter(job_id=job_id, status=None), 100, None)).items
+    reviews = (await store.reviews.reviews(ReviewFilter(job_id=job_id, status=None), 100, None)).items
     return Story(
         job={
             "status": str(job.status),
@@ -43,7 +43,7 @@ async def story(plane: Plane, case: Case, driver: Driver) -> Story:
             "compensation": (job.compensation.done, job.compensation.failed) if job.compensation else None,
             "output": job.output_step_id,
             "signals": sorted(signal.name for signal in job.signals),
-            "quarantined": sorted((q.step_id, q.attempt_no) for q in await store.quarantined(job_id)),
+            "quarantined": sorted((q.step_id, q.attempt_no) for q in await store.history.quarantined(job_id)),
         },
         steps={
             step.step_id: (
@@ -67,7 +67,7 @@ async def story(plane: Plane, case: Case, driver: Driver) -> Story:
                 ended.attempt.acked_at is not None,
                 ended.attempt.handed_over_at is not None,
             )
-            for ended in await store.attempts(job_id)
+            for ended in await store.history.attempts(job_id)
         },
         events=dict(Counter(_told(event) for event in told)),
         order=_order(told, whole=case.is_one_flow),
@@ -77,7 +77,7 @@ async def story(plane: Plane, case: Case, driver: Driver) -> Story:
 
 
 def _timeless(result: Any) -> Any:
-    """Approvals say when they were given."""
+    """Return a result without the time of an approval."""
     match result:
         case {"by": _, "at": _}:
             return {**result, "at": 0}
@@ -96,7 +96,7 @@ def _told(event: Event) -> str:
 
 
 def _order(events: list[Event], *, whole: bool) -> dict[str, list[str]]:
-    """Of each step's events; of all of them where one thing happens after the other."""
+    """Return the order of each step's events, or of all events if `whole`."""
     order: dict[str, list[str]] = {}
     for event in events:
         order.setdefault("job" if whole else event.step_id or "job", []).append(_told(event))
@@ -106,7 +106,7 @@ def _order(events: list[Event], *, whole: bool) -> dict[str, list[str]]:
 
 
 def differences(one: Story, other: Story) -> list[str]:
-    """Every member that is not the same, with both values."""
+    """Return every member that differs, with both values."""
     found = []
     if one.log != other.log:
         shorter = min(len(one.log), len(other.log))

@@ -1,4 +1,4 @@
-"""Files of an archive: whole or not there, and never one in place of another."""
+"""Archive files: complete or absent, and never one in place of another."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lucius.adapters.archive_folder import ArchiveFolder
+from lucius.adapters.archive.folder import ArchiveFolder
 from lucius.ports.errors import ArchiveError
 
 
@@ -15,7 +15,11 @@ def folder(tmp_path: Path) -> ArchiveFolder:
     return ArchiveFolder(tmp_path / "lucius" / "_archive")
 
 
-async def test_what_is_put_can_be_got_and_is_listed(folder: ArchiveFolder) -> None:
+def modes_below(root: Path) -> dict[str, str]:
+    return {path.relative_to(root).as_posix(): oct(path.stat().st_mode & 0o777) for path in root.rglob("*")}
+
+
+async def test_stored_file_is_listed_and_can_be_read_and_removed(folder: ArchiveFolder) -> None:
     assert await folder.names() == []
     await folder.put("b/2.jsonl", b"two")
     await folder.put("a/1.jsonl", b"one")
@@ -26,7 +30,25 @@ async def test_what_is_put_can_be_got_and_is_listed(folder: ArchiveFolder) -> No
     assert await folder.names() == ["a/1.jsonl"]
 
 
-async def test_who_reads_the_old_file_reads_it_to_its_end(folder: ArchiveFolder) -> None:
+async def test_archive_is_private_and_parent_folders_keep_their_mode(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        with ArchiveFolder.for_writing(tmp_path / "lucius" / "_archive") as folder:
+            root = Path(folder.place)
+            (root / ".draft").touch(0o644)  # left by an earlier version
+            await folder.put("2026/1.jsonl", b"one")
+    finally:
+        os.umask(before)
+    assert modes_below(tmp_path) == {
+        "lucius": "0o755",
+        "lucius/_archive": "0o700",
+        "lucius/_archive/.lock": "0o600",
+        "lucius/_archive/2026": "0o700",
+        "lucius/_archive/2026/1.jsonl": "0o600",
+    }
+
+
+async def test_open_file_stays_readable_after_its_replacement(folder: ArchiveFolder) -> None:
     await folder.put("a/x", b"old")
     handle = os.open(Path(folder.place) / "a/x", os.O_RDONLY)
     await folder.put("a/x", b"new and longer")
@@ -35,7 +57,7 @@ async def test_who_reads_the_old_file_reads_it_to_its_end(folder: ArchiveFolder)
     assert await folder.get("a/x") == b"new and longer"
 
 
-async def test_a_full_disk_leaves_what_was_there(folder: ArchiveFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_leaves_the_old_file(folder: ArchiveFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     await folder.put("a/x", b"old")
 
     def full(handle: int) -> None:
@@ -48,7 +70,7 @@ async def test_a_full_disk_leaves_what_was_there(folder: ArchiveFolder, monkeypa
     assert await folder.names() == ["a/x"]
 
 
-async def test_a_moved_file_takes_nobodys_place(folder: ArchiveFolder) -> None:
+async def test_move_does_not_overwrite_an_existing_file(folder: ArchiveFolder) -> None:
     await folder.put("pending/x", b"mine")
     await folder.put("a/x", b"theirs")
     with pytest.raises(ArchiveError, match="there is such a file already"):
@@ -57,14 +79,14 @@ async def test_a_moved_file_takes_nobodys_place(folder: ArchiveFolder) -> None:
     assert [await folder.get(name) for name in await folder.names()] == [b"theirs", b"mine"]
 
 
-async def test_what_is_not_there_is_told(folder: ArchiveFolder) -> None:
+async def test_missing_file_raises_archive_error(folder: ArchiveFolder) -> None:
     for act in (folder.get("a/x"), folder.remove("a/x"), folder.move("a/x", "b/x")):
         with pytest.raises(ArchiveError, match=r"a/x.*: No such file or directory"):
             await act
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="says which file a handle is of")
-async def test_a_new_file_and_its_new_folders_are_on_the_disk(
+async def test_new_file_and_its_new_folders_are_synced_to_disk(
     folder: ArchiveFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []

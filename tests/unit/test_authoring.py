@@ -1,4 +1,4 @@
-"""The example protocols: valid, drawn, and rehearsed along their main path and their failure paths."""
+"""The example protocols: valid, drawn, and simulated along their main path and their failure paths."""
 
 import json
 import re
@@ -12,18 +12,28 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from lucius.authoring.edges import outgoing_edges
 from lucius.authoring.graph import graph_of
 from lucius.authoring.mermaid import mermaid
 from lucius.authoring.report import Report
-from lucius.authoring.script import Answers, Asked, Ballot, Fails, Script, Silent, Told, check, usual_silence
+from lucius.authoring.script import (
+    Ballot,
+    Script,
+    ScriptedAct,
+    ScriptedAnswer,
+    ScriptedFailure,
+    ScriptedSignal,
+    ScriptedSilence,
+    check,
+    default_silence,
+)
 from lucius.authoring.svg import svg
-from lucius.authoring.ways import ways
+from lucius.bootstrap.authoring import read_protocol_file
 from lucius.cli.main import app
-from lucius.cli.protocol_files import read_file
-from lucius.cli.simulate import simulated
-from lucius.core.model import FailureClass
-from lucius.core.protocol import FAIL, SUCCEED, Protocol
-from tests.unit.authoring.support import rehearsed, statuses, walked
+from lucius.cli.simulation import simulate_protocol
+from lucius.core.model.statuses import FailureClass
+from lucius.core.protocol.definition import FAIL, SUCCEED, ProtocolDefinition
+from tests.unit.authoring.support import path_of, simulate, statuses
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "protocols").glob("*.yaml"))
@@ -33,20 +43,20 @@ COMMANDS = [(path, found) for path in EXAMPLES for found in COMMAND.findall(path
 examples = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 
 
-def read(path: Path) -> Protocol:
-    return read_file(path).protocol
+def read(path: Path) -> ProtocolDefinition:
+    return read_protocol_file(path).protocol
 
 
-def example(name: str) -> Protocol:
+def example(name: str) -> ProtocolDefinition:
     return read(ROOT / "examples" / "protocols" / f"{name}.yaml")
 
 
 @examples
-def test_there_is_nothing_to_say_about_an_example(path: Path) -> None:
-    assert read_file(path).warnings == ()
+def test_example_has_no_warnings(path: Path) -> None:
+    assert read_protocol_file(path).warnings == ()
 
 
-def test_the_examples_show_every_kind_between_them() -> None:
+def test_examples_cover_every_step_kind() -> None:
     kinds = {place.spec.kind for path in EXAMPLES for place in read(path).plan.places.values()}
     assert kinds == {"task", "decision", "wait", "external_call", "notify", "human_approval", "parallel", "map"}
 
@@ -63,7 +73,7 @@ def test_an_example_is_drawn_in_both_formats_with_all_its_steps(path: Path) -> N
 @pytest.mark.parametrize(
     ("path", "command"), COMMANDS, ids=[f"{path.stem}-{n}" for n, (path, _) in enumerate(COMMANDS)]
 )
-def test_a_command_in_an_examples_comment_runs(path: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_in_the_comment_of_an_example_runs(path: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     arguments = shlex.split(command)
     assert arguments[:2] == ["simulate", f"examples/protocols/{path.name}"]
@@ -74,9 +84,9 @@ def test_a_command_in_an_examples_comment_runs(path: Path, command: str, monkeyp
 
 @examples
 def test_an_example_has_a_command_for_each_of_its_paths(path: Path) -> None:
-    """Between them they reach every step that is not a handler, and every handler where one is undone."""
+    """Together the commands reach every step that is not a handler, and every handler if one is undone."""
     given = [shlex.split(command) for of, command in COMMANDS if of == path]
-    if path.stem == "invoice":  # the first one to read has nothing but two tasks
+    if path.stem == "invoice":  # the introductory example has only two tasks
         return
     reached: set[str] = set()
     for arguments in given:
@@ -87,7 +97,7 @@ def test_an_example_has_a_command_for_each_of_its_paths(path: Path) -> None:
 
 
 def run(name: str, payload: dict[str, Any] | None = None, **script: Any) -> Report:
-    return rehearsed(example(name), Script(**script), payload)
+    return simulate(example(name), Script(**script), payload)
 
 
 # Invoice approval
@@ -95,11 +105,11 @@ def run(name: str, payload: dict[str, Any] | None = None, **script: Any) -> Repo
 ACME = {"supplier": "Acme"}
 
 
-def amount(of: int) -> dict[str, tuple[Answers, ...]]:
-    return {"extract": (Answers({"amount": of}),)}
+def amount(of: int) -> dict[str, tuple[ScriptedAnswer, ...]]:
+    return {"extract": (ScriptedAnswer({"amount": of}),)}
 
 
-def test_a_small_invoice_is_posted_without_asking_anybody() -> None:
+def test_small_invoice_is_posted_without_approval() -> None:
     report = run("invoice_approval", ACME, answers=amount(90))
     assert statuses(report) == {
         "extract": "SUCCEEDED",
@@ -112,30 +122,30 @@ def test_a_small_invoice_is_posted_without_asking_anybody() -> None:
     }
 
 
-def test_two_of_finance_approve_a_large_one() -> None:
+def test_large_invoice_needs_two_approvals_by_finance() -> None:
     votes = (Ballot(True, "anna", ("finance",)), Ballot(True, "ben", ("finance",)))
     report = run("invoice_approval", ACME, answers=amount(9_000), ballots={"sign": votes})
-    assert (report.status, walked(report)) == ("SUCCEEDED", ["extract", "by_amount", "sign", "post", "tell"])
+    assert (report.status, path_of(report)) == ("SUCCEEDED", ["extract", "by_amount", "sign", "post", "tell"])
 
 
-def test_one_of_finance_is_not_enough_and_one_no_is() -> None:
+def test_single_approval_of_a_large_invoice_escalates_and_single_rejection_fails() -> None:
     vote = Ballot(True, "anna", ("finance",))
     alone = run("invoice_approval", ACME, answers=amount(9_000), ballots={"sign": (vote,)})
-    assert walked(alone) == ["extract", "by_amount", "sign", "escalate", "tell_rejected"]
+    assert path_of(alone) == ["extract", "by_amount", "sign", "escalate", "tell_rejected"]
     no = run("invoice_approval", ACME, answers=amount(9_000), ballots={"sign": (Ballot(False),)})
-    assert (no.status, walked(no)) == ("FAILED_FINAL", ["extract", "by_amount", "sign", "tell_rejected"])
+    assert (no.status, path_of(no)) == ("FAILED_FINAL", ["extract", "by_amount", "sign", "tell_rejected"])
     assert no.error is not None
     assert no.error.code == "REJECTED"
 
 
-def test_who_submitted_it_may_not_approve_it() -> None:
+def test_submitter_may_not_approve_the_invoice() -> None:
     vote = Ballot(True, "client", ("finance",))
     report = run("invoice_approval", ACME, answers=amount(9_000), ballots={"sign": (vote,)})
     assert any("submitted this job" in entry.text for entry in report.timeline)
 
 
-def test_what_was_posted_before_the_timeout_is_not_posted_again() -> None:
-    script = {"troubles": {"post": (Silent("step"),)}, "guards": {"post": (Answers({"id": 7}),)}}
+def test_invoice_posted_before_a_timeout_is_not_posted_again() -> None:
+    script = {"failures": {"post": (ScriptedSilence("step"),)}, "guards": {"post": (ScriptedAnswer({"id": 7}),)}}
     report = run("invoice_approval", ACME, answers=amount(90), **script)
     post = next(step for step in report.steps if step.step_id == "post")
     assert [attempt.outcome for attempt in post.attempts] == ["STEP_TIMEOUT", "SUCCEEDED"]
@@ -145,21 +155,21 @@ def test_what_was_posted_before_the_timeout_is_not_posted_again() -> None:
 # Page map
 
 
-def pages(count: int) -> dict[str, tuple[Answers, ...]]:
-    return {"split": (Answers({"pages": [f"p{n}" for n in range(count)]}),)}
+def pages(count: int) -> dict[str, tuple[ScriptedAnswer, ...]]:
+    return {"split": (ScriptedAnswer({"pages": [f"p{n}" for n in range(count)]}),)}
 
 
 def test_pages_are_read_four_at_a_time_and_merged() -> None:
     report = run("page_map", answers=pages(10))
-    assert (report.status, walked(report)) == ("SUCCEEDED", ["split", "pages", "enough", "merge"])
+    assert (report.status, path_of(report)) == ("SUCCEEDED", ["split", "pages", "enough", "merge"])
     assert report.took_ms == 1_000 + 3 * 1_000 + 1_000
     assert report.steps[1].result["succeeded"] == 10
 
 
 @pytest.mark.parametrize(("count", "status"), [(10, "SUCCEEDED"), (9, "FAILED_FINAL")])
-def test_one_page_in_ten_may_be_unreadable(count: int, status: str) -> None:
-    fails = {"ocr_page.3": (Fails(FailureClass.NON_RETRYABLE),)}
-    report = run("page_map", answers=pages(count), troubles=fails)
+def test_job_succeeds_with_one_unreadable_page_in_ten(count: int, status: str) -> None:
+    fails = {"ocr_page.3": (ScriptedFailure(FailureClass.NON_RETRYABLE),)}
+    report = run("page_map", answers=pages(count), failures=fails)
     assert report.status == status
     assert statuses(report)["ocr_page.3"] == "FAILED_FINAL"
     assert statuses(report)["merge"] == ("SUCCEEDED" if status == "SUCCEEDED" else "SKIPPED")
@@ -171,12 +181,12 @@ SUPPLIER = {"supplier": "Acme", "vat_id": "DE1"}
 
 
 def test_three_good_checks_admit_a_supplier() -> None:
-    report = run("parallel_checks", SUPPLIER, answers={"sanctions": (Answers({"hits": 0}),)})
-    assert (report.status, walked(report)) == ("SUCCEEDED", ["checks", "admit"])
+    report = run("parallel_checks", SUPPLIER, answers={"sanctions": (ScriptedAnswer({"hits": 0}),)})
+    assert (report.status, path_of(report)) == ("SUCCEEDED", ["checks", "admit"])
 
 
-def test_the_first_bad_check_ends_the_others() -> None:
-    report = run("parallel_checks", SUPPLIER, answers={"sanctions": (Answers({"hits": 1}),)})
+def test_first_failed_check_cancels_the_others() -> None:
+    report = run("parallel_checks", SUPPLIER, answers={"sanctions": (ScriptedAnswer({"hits": 1}),)})
     assert statuses(report) == {
         "checks": "FAILED_FINAL",
         "sanctions": "FAILED_FINAL",
@@ -193,16 +203,18 @@ def test_the_first_bad_check_ends_the_others() -> None:
 # Polling
 
 
-def test_a_batch_is_asked_about_until_it_is_done() -> None:
-    states = tuple(Answers({"state": state}) for state in ("RUNNING", "RUNNING", "DONE"))
-    report = run("polling", answers={"start": (Answers({"id": 7}),), "ask": states})
+def test_batch_is_polled_until_it_is_done() -> None:
+    states = tuple(ScriptedAnswer({"state": state}) for state in ("RUNNING", "RUNNING", "DONE"))
+    report = run("polling", answers={"start": (ScriptedAnswer({"id": 7}),), "ask": states})
     assert report.status == "SUCCEEDED"
     assert {step.step_id: step.visits for step in report.steps}["ask"] == 3
     assert report.took_ms == 1_000 + 3 * 1_000 + 2 * 30_000 + 1_000
 
 
-def test_a_batch_that_never_ends_is_given_up_after_twenty_questions() -> None:
-    report = run("polling", answers={"start": (Answers({"id": 7}),), "ask": (Answers({"state": "RUNNING"}),)})
+def test_polling_of_an_endless_batch_fails_with_visit_limit() -> None:
+    report = run(
+        "polling", answers={"start": (ScriptedAnswer({"id": 7}),), "ask": (ScriptedAnswer({"state": "RUNNING"}),)}
+    )
     assert report.error is not None
     assert (report.status, report.error.code) == ("FAILED_FINAL", "VISIT_LIMIT")
     assert statuses(report)["fetch"] == "SKIPPED"
@@ -211,46 +223,48 @@ def test_a_batch_that_never_ends_is_given_up_after_twenty_questions() -> None:
 # Saga
 
 
-def test_what_went_well_stays() -> None:
-    report = run("saga", {"amount": 4}, answers={"number": (Answers({"number": "C-1"}),)})
+def test_successful_saga_undoes_nothing() -> None:
+    report = run("saga", {"amount": 4}, answers={"number": (ScriptedAnswer({"number": "C-1"}),)})
     assert (report.status, report.undone) == ("SUCCEEDED", [])
     assert statuses(report) == {"number": "SUCCEEDED", "file": "SUCCEEDED", "pay": "SUCCEEDED"}
 
 
-@pytest.mark.parametrize("trouble", [Silent("step"), Silent("lease"), Fails(FailureClass.TRANSIENT)])
-def test_a_payment_that_may_have_been_made_is_never_repeated_and_all_is_undone(trouble: Fails | Silent) -> None:
-    answers = {"number": (Answers({"number": "C-1"}),)}
-    report = run("saga", {"amount": 4}, answers=answers, troubles={"pay": (trouble,)})
+@pytest.mark.parametrize(
+    "trouble", [ScriptedSilence("step"), ScriptedSilence("lease"), ScriptedFailure(FailureClass.TRANSIENT)]
+)
+def test_uncertain_payment_is_not_repeated_and_all_steps_are_undone(trouble: ScriptedFailure | ScriptedSilence) -> None:
+    answers = {"number": (ScriptedAnswer({"number": "C-1"}),)}
+    report = run("saga", {"amount": 4}, answers=answers, failures={"pay": (trouble,)})
     assert (report.status, report.undone) == ("FAILED_FINAL", ["pay", "file", "number"])
     assert [len(step.attempts) for step in report.steps if step.step_id == "pay"] == [1]
     assert [(item.kind, item.status) for item in report.reviews] == [("COMPENSATION", "OPEN")]
 
 
-def test_a_cancelled_one_is_undone_too() -> None:
-    answers = {"number": (Answers({"number": "C-1"}),)}
-    report = run("saga", {"amount": 4}, answers=answers, asked=(Asked("cancel", 1_500),))
+def test_cancelled_saga_is_undone() -> None:
+    answers = {"number": (ScriptedAnswer({"number": "C-1"}),)}
+    report = run("saga", {"amount": 4}, answers=answers, acts=(ScriptedAct("cancel", 1_500),))
     assert (report.status, report.undone) == ("CANCELLED", ["file", "number"])
 
 
 # Domain transition
 
 
-def test_the_owner_is_asked_for_the_transition() -> None:
+def test_domain_transition_calls_the_owner() -> None:
     report = run("domain_transition")
-    assert (report.status, walked(report)) == ("SUCCEEDED", ["classify", "approve"])
+    assert (report.status, path_of(report)) == ("SUCCEEDED", ["classify", "approve"])
 
 
-def test_a_forbidden_transition_is_not_tried_again_and_leads_to_the_failure_path() -> None:
-    forbidden = Answers({"code": "TRANSITION_FORBIDDEN"}, 409)
+def test_forbidden_transition_is_not_retried_and_takes_the_failure_path() -> None:
+    forbidden = ScriptedAnswer({"code": "TRANSITION_FORBIDDEN"}, 409)
     report = run("domain_transition", answers={"approve": (forbidden,)})
     approve = report.steps[1]
     assert [(attempt.outcome, attempt.failure_class) for attempt in approve.attempts] == [("FAILED", "NON_RETRYABLE")]
-    assert walked(report) == ["classify", "approve", "why", "tell_owner"]
+    assert path_of(report) == ["classify", "approve", "why", "tell_owner"]
     assert report.status == "FAILED_FINAL"
 
 
-def test_a_conflict_is_tried_again() -> None:
-    report = run("domain_transition", answers={"approve": (Answers(None, 409), Answers())})
+def test_conflicting_transition_is_retried() -> None:
+    report = run("domain_transition", answers={"approve": (ScriptedAnswer(None, 409), ScriptedAnswer())})
     assert [attempt.failure_class for attempt in report.steps[1].attempts] == ["RETRYABLE", None]
     assert report.status == "SUCCEEDED"
 
@@ -261,44 +275,44 @@ SEND = {"send_at": "2026-01-01T08:00:00Z"}
 SIGNED = {"outcome": "SIGNED"}
 
 
-def test_a_contract_that_comes_back_signed_is_filed() -> None:
-    report = run("signature", SEND, signals=(Told("signed", SIGNED),))
-    assert (report.status, walked(report)) == ("SUCCEEDED", ["office_hours", "send", "back", "outcome", "file"])
+def test_signed_contract_is_filed() -> None:
+    report = run("signature", SEND, signals=(ScriptedSignal("signed", SIGNED),))
+    assert (report.status, path_of(report)) == ("SUCCEEDED", ["office_hours", "send", "back", "outcome", "file"])
 
 
-def test_one_that_comes_back_after_the_reminder_is_filed_too() -> None:
-    report = run("signature", SEND, signals=(Told("signed", SIGNED, at=15 * 86_400_000),))
+def test_contract_signed_after_the_reminder_is_filed() -> None:
+    report = run("signature", SEND, signals=(ScriptedSignal("signed", SIGNED, at=15 * 86_400_000),))
     assert report.status == "SUCCEEDED"
     assert statuses(report)["back"] == "FAILED_FINAL"
     assert statuses(report)["back_late"] == "SUCCEEDED"
 
 
-def test_one_that_never_comes_back_or_comes_back_unsigned_fails() -> None:
+def test_contract_that_is_unsigned_or_never_returned_fails() -> None:
     never = run("signature", SEND)
     assert never.error is not None
     assert (never.status, never.error.code) == ("FAILED_FINAL", "SIGNAL_TIMEOUT")
-    unsigned = run("signature", SEND, signals=(Told("signed", {"outcome": "REFUSED"}),))
+    unsigned = run("signature", SEND, signals=(ScriptedSignal("signed", {"outcome": "REFUSED"}),))
     assert unsigned.error is not None
     assert unsigned.error.code == "DECIDED_TO_FAIL"
 
 
-# Whatever happens
+# All examples
 
 
 @pytest.mark.parametrize("seed", range(40))
 @examples
-def test_whatever_happens_a_job_goes_only_where_the_picture_has_an_arrow(path: Path, seed: int) -> None:
+def test_random_job_only_follows_edges_of_the_diagram(path: Path, seed: int) -> None:
     protocol, chance = read(path), Random(seed)
     script = _anything(protocol, chance)
     check(script, protocol)
-    report = simulated(protocol, _INPUTS[path.stem], script, seed=seed)
+    report = simulate_protocol(protocol, _INPUTS[path.stem], script, seed=seed)
     assert report.ended or report.stands_still
-    legs = walked(report)
+    legs = path_of(report)
     assert legs[0] == protocol.steps[0].step_id
     for source, target in pairwise(legs):
-        assert target in {way.target for way in ways(protocol.plan.places[source])}
+        assert target in {way.target for way in outgoing_edges(protocol.plan.places[source])}
     if report.ended and report.status != "CANCELLED" and not report.undone and not report.not_undone:
-        assert {SUCCEED, FAIL} & {way.target for way in ways(protocol.plan.places[legs[-1]])}
+        assert {SUCCEED, FAIL} & {way.target for way in outgoing_edges(protocol.plan.places[legs[-1]])}
 
 
 _INPUTS: dict[str, dict[str, Any]] = {
@@ -321,31 +335,31 @@ _RESULTS = {
 }
 
 
-def _anything(protocol: Protocol, chance: Random) -> Script:
+def _anything(protocol: ProtocolDefinition, chance: Random) -> Script:
     specs = [place.spec for place in protocol.plan.places.values()]
     worked = [spec.step_id for spec in specs if spec.kind in ("task", "external_call", "notify")]
     asked = [spec.step_id for spec in specs if spec.human_approval is not None]
     signals = [spec.wait.signal for spec in specs if spec.wait is not None and spec.wait.signal]
-    troubles: dict[str, tuple[Fails | Silent, ...]] = {}
+    failures: dict[str, tuple[ScriptedFailure | ScriptedSilence, ...]] = {}
     for step_id in chance.sample(worked, chance.randint(0, min(3, len(worked)))):
-        kinds: list[Fails | Silent] = [
-            Fails(chance.choice(list(FailureClass))),
-            Silent(usual_silence(protocol, step_id)),
+        kinds: list[ScriptedFailure | ScriptedSilence] = [
+            ScriptedFailure(chance.choice(list(FailureClass))),
+            ScriptedSilence(default_silence(protocol, step_id)),
         ]
-        troubles[step_id] = tuple(chance.choices(kinds, k=chance.randint(1, 4)))
+        failures[step_id] = tuple(chance.choices(kinds, k=chance.randint(1, 4)))
     return Script(
-        troubles=troubles,
-        answers={step_id: (Answers(result),) for step_id, result in _RESULTS.items() if step_id in worked},
+        failures=failures,
+        answers={step_id: (ScriptedAnswer(result),) for step_id, result in _RESULTS.items() if step_id in worked},
         ballots={step_id: (Ballot(chance.random() < 0.6),) for step_id in asked if chance.random() < 0.7},
-        signals=tuple(Told(name, SIGNED) for name in signals if chance.random() < 0.7),
-        asked=tuple(_acts(chance)),
+        signals=tuple(ScriptedSignal(name, SIGNED) for name in signals if chance.random() < 0.7),
+        acts=tuple(_acts(chance)),
     )
 
 
-def _acts(chance: Random) -> list[Asked]:
+def _acts(chance: Random) -> list[ScriptedAct]:
     acts = []
     if chance.random() < 0.3:
-        acts += [Asked("pause", chance.randint(0, 5_000)), Asked("resume", chance.randint(5_000, 90_000))]
+        acts += [ScriptedAct("pause", chance.randint(0, 5_000)), ScriptedAct("resume", chance.randint(5_000, 90_000))]
     if chance.random() < 0.2:
-        acts.append(Asked("cancel", chance.randint(0, 60_000)))
+        acts.append(ScriptedAct("cancel", chance.randint(0, 60_000)))
     return acts

@@ -1,34 +1,36 @@
-"""When a file's version serves, and what a catalog does when its store is slow, full or shared."""
+"""When a version from a file serves, and what a catalog does when its store is slow, full or shared."""
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from lucius.adapters.ledger_memory import MemoryLedger
-from lucius.core.protocol import Protocol, StepSpec
+from lucius.adapters.ledger.memory.versions import MemoryVersions
+from lucius.core.protocol.definition import ProtocolDefinition, StepSpec
+from lucius.core.protocol.validation.protocol import Finding
 from lucius.ports.errors import LedgerFull, ProtocolError, VersionConflict
 from lucius.ports.protocols import ProtocolVersion
-from lucius.service.catalog import Catalog
+from lucius.usecases.catalog.catalog import Catalog
 from tests.support.clock import ManualClock
 
 
 class Files:
-    """A protocol folder that says what a test puts into it."""
+    """A protocol folder whose content the test sets."""
 
-    def __init__(self, *protocols: Protocol) -> None:
+    def __init__(self, *protocols: ProtocolDefinition) -> None:
         self.protocols = protocols
         self.changed = False
 
-    def put(self, *protocols: Protocol) -> None:
+    def put(self, *protocols: ProtocolDefinition) -> None:
         self.protocols, self.changed = protocols, True
 
-    def resolve(self, request_type: str, version: int | None = None) -> Protocol | None:
+    def resolve(self, request_type: str, version: int | None = None) -> ProtocolDefinition | None:
         raise NotImplementedError
 
-    def list(self) -> tuple[Protocol, ...]:
+    def list(self) -> tuple[ProtocolDefinition, ...]:
         return self.protocols
 
     def refresh(self) -> bool:
@@ -38,12 +40,12 @@ class Files:
     def problems(self) -> tuple[ProtocolError, ...]:
         return ()
 
-    def place(self, protocol: Protocol) -> tuple[str, int | None]:
+    def place(self, protocol: ProtocolDefinition) -> tuple[str, int | None]:
         return "p.yaml", 3
 
 
-class Store(MemoryLedger):
-    """Whose next writes can be refused or held up."""
+class Store(MemoryVersions):
+    """A store whose next writes can be refused or delayed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,9 +60,9 @@ class Store(MemoryLedger):
         return await super().put_protocols(versions, expected)
 
 
-def protocol(version: int = 1, **fields: Any) -> Protocol:
+def protocol(version: int = 1, **fields: Any) -> ProtocolDefinition:
     steps = (StepSpec(step_id="a", step_type="A", service="a"),)
-    return Protocol(**{"protocol_id": "x", "version": version, "request_type": "X", "steps": steps, **fields})
+    return ProtocolDefinition(**{"protocol_id": "x", "version": version, "request_type": "X", "steps": steps, **fields})
 
 
 @pytest.fixture
@@ -73,16 +75,20 @@ def store() -> Store:
     return Store()
 
 
+async def find_nothing(_: ProtocolDefinition) -> list[Finding]:
+    return []
+
+
 def catalog(files: Files, store: Store) -> Catalog:
-    return Catalog(files, store, ManualClock(), lambda _: [])
+    return Catalog(files, store, ManualClock(), find_nothing)
 
 
-async def test_a_catalog_answers_from_its_files_before_it_has_looked_at_the_store(files: Files, store: Store) -> None:
+async def test_catalog_answers_from_its_files_before_its_first_refresh(files: Files, store: Store) -> None:
     assert catalog(files, store).resolve("X") == protocol()
     assert not (await store.protocol_versions()).versions
 
 
-async def test_a_new_file_serves_once_it_is_recorded_and_not_before(files: Files, store: Store) -> None:
+async def test_new_file_serves_only_after_it_is_recorded(files: Files, store: Store) -> None:
     made, other = catalog(files, store), catalog(Files(), store)
     await made.refresh()
     files.put(protocol(), protocol(2))
@@ -98,7 +104,7 @@ async def test_a_new_file_serves_once_it_is_recorded_and_not_before(files: Files
     assert [version.file for version in (await store.protocol_versions()).versions] == ["p.yaml", "p.yaml", ""]
 
 
-async def test_a_file_that_can_not_be_recorded_is_known_and_recorded_later(files: Files, store: Store) -> None:
+async def test_file_that_cannot_be_recorded_is_recorded_later(files: Files, store: Store) -> None:
     made = catalog(files, store)
     await made.refresh()
     files.put(protocol(), protocol(2))
@@ -112,8 +118,8 @@ async def test_a_file_that_can_not_be_recorded_is_known_and_recorded_later(files
     assert len((await store.protocol_versions()).versions) == 2
 
 
-async def test_files_are_judged_anew_when_another_process_was_faster(files: Files, store: Store) -> None:
-    made, other = catalog(files, store), catalog(Files(protocol(title="theirs")), store)
+async def test_files_are_checked_again_after_a_conflicting_write(files: Files, store: Store) -> None:
+    made, other = catalog(files, store), catalog(Files(protocol(title="other title")), store)
     store.held.clear()
     ours = asyncio.create_task(made.refresh())
     await asyncio.sleep(0)
@@ -129,7 +135,20 @@ async def test_files_are_judged_anew_when_another_process_was_faster(files: File
     ]
 
 
-async def test_endless_conflicts_end_and_are_tried_again_at_the_next_look(files: Files, store: Store) -> None:
+async def test_changed_shipped_protocols_are_one_problem_that_names_the_remedy(files: Files, store: Store) -> None:
+    await catalog(files, store).refresh()
+    changed = Files(protocol(title="new"))
+    made = Catalog(changed, store, ManualClock(), find_nothing, shipped=Path())
+    await made.refresh()
+    assert made.resolve("X") == protocol()
+    (problem,) = made.problems()
+    assert "which stays in force: X 1; to use what is shipped now, copy the files" in problem.reason
+    assert "LUCIUS_PROTOCOLS_DIR and raise their version" in problem.reason
+
+
+async def test_refresh_gives_up_after_many_conflicts_and_retries_at_the_next_refresh(
+    files: Files, store: Store
+) -> None:
     made = catalog(files, store)
     store.refuses = [VersionConflict("moved")] * 20
     await made.refresh()
@@ -139,21 +158,21 @@ async def test_endless_conflicts_end_and_are_tried_again_at_the_next_look(files:
     assert len((await store.protocol_versions()).versions) == 1
 
 
-async def test_who_was_refused_reads_again_though_nobody_has_told_of_a_newer_revision(files: Files) -> None:
-    class Deaf(Store):
+async def test_conflicting_write_reads_the_store_again_without_a_known_newer_revision(files: Files) -> None:
+    class WithoutRevisions(Store):
         async def protocol_revision(self) -> int:
             return 0
 
-    store, others = Deaf(), Files()
-    made, other = catalog(files, store), catalog(others, store)
+    store, other_files = WithoutRevisions(), Files()
+    made, other = catalog(files, store), catalog(other_files, store)
     await other.refresh()
     await made.refresh()
-    others.put(protocol(protocol_id="y", request_type="Y"))
+    other_files.put(protocol(protocol_id="y", request_type="Y"))
     await other.refresh()
     assert [version.key for version in (await store.protocol_versions()).versions] == [("X", 1), ("Y", 1)]
 
 
-async def test_what_did_not_change_stays_the_same_object(files: Files, store: Store) -> None:
+async def test_unchanged_protocol_stays_the_same_object(files: Files, store: Store) -> None:
     made, other = catalog(files, store), catalog(Files(), store)
     await made.refresh()
     before = made.resolve("X")
@@ -167,7 +186,7 @@ async def test_what_did_not_change_stays_the_same_object(files: Files, store: St
     assert not await made.refresh()
 
 
-async def test_a_draft_named_like_an_alias_can_be_looked_at(store: Store) -> None:
+async def test_draft_named_like_an_alias_can_be_read(store: Store) -> None:
     made = catalog(Files(protocol(aliases=("Y",))), store)
     await made.refresh()
     draft = {"protocol_id": "y", "version": 7, "request_type": "Y", "steps": [{"step_id": "a"}]}

@@ -1,4 +1,4 @@
-"""What the page for protocol authors shows is what the examples say and what the tools tell."""
+"""The docs page for protocol authors agrees with the examples and with the output of the tools."""
 
 import re
 import shlex
@@ -20,13 +20,13 @@ def blocks(language: str) -> list[str]:
 
 
 def bare(text: str) -> list[str]:
-    """Its lines without comments and without what is empty."""
+    """Return the lines without comments and empty lines."""
     lines = (re.sub(r"(^|\s+)# .*$", "", line).rstrip() for line in text.splitlines())
     return [line for line in lines if line]
 
 
 def occurs(snippet: list[str], text: list[str]) -> bool:
-    """Whether the lines stand there one after the other, all of them further in by the same amount."""
+    """Return True if the lines occur consecutively in the text, all indented by the same additional amount."""
     parts = (text[at : at + len(snippet)] for at in range(len(text)))
     return any(dedent("\n".join(part)) == "\n".join(snippet) for part in parts)
 
@@ -36,7 +36,7 @@ def test_a_snippet_is_part_of_an_example(snippet: str) -> None:
     assert any(occurs(bare(snippet), bare(text)) for text in EXAMPLES)
 
 
-def test_there_is_a_chapter_with_a_snippet_for_every_kind() -> None:
+def test_each_step_kind_has_a_chapter_with_a_snippet() -> None:
     chapters = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##)", PAGE, re.MULTILINE | re.DOTALL))
     assert set(chapters) == {
         "task",
@@ -51,13 +51,13 @@ def test_there_is_a_chapter_with_a_snippet_for_every_kind() -> None:
     assert all("```yaml" in text for text in chapters.values())
 
 
-def test_the_picture_is_the_one_that_the_tool_draws() -> None:
+def test_diagram_on_the_page_is_the_output_of_the_tool() -> None:
     (shown,) = blocks("mermaid")
     path = str(ROOT / "examples" / "protocols" / "polling.yaml")
     assert CliRunner().invoke(app, ["protocols", "graph", path]).stdout == shown
 
 
-def test_the_simulation_tells_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_prints_the_output_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     (shown,) = blocks("console")
     command, _, lines = shown.replace("\\\n", "").partition("\n")

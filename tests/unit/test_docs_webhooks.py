@@ -1,4 +1,4 @@
-"""docs/how-to/webhooks.md says what is sent, and its snippet tells what is genuine."""
+"""docs/how-to/webhooks.md describes what is sent, and its snippet accepts only genuine webhooks."""
 
 import json
 import re
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from lucius.adapters.http.signing import parse_keys, signed_headers
-from lucius.core.decision import JobView
-from lucius.core.notices import BACKOFF_MS
-from lucius.engine.notices import TIMEOUT_MS
+from lucius.core.decide.job_webhook import BACKOFF_MS
+from lucius.core.model.decision import JobSnapshot
+from lucius.engine.outbound.job_webhooks import TIMEOUT_MS
+from lucius.engine.outbound.webhook_body import webhook_body
 from lucius.ports.clock import SystemClock
-from lucius.service.notices import notice_body
 from tests.conformance.builders import PROTOCOL, dispatch
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "webhooks.md").read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ def is_genuine() -> Callable[..., bool]:
     return function
 
 
-def test_the_snippet_takes_what_is_genuine_and_nothing_else() -> None:
+def test_snippet_accepts_only_genuine_webhooks() -> None:
     check, body, now = is_genuine(), b'{"type": "job.succeeded"}', SystemClock().now()
     headers = signed_headers("j~run1", now, body, parse_keys(f"{NEW} {OLD}"))
     assert check(OLD, headers, body)
@@ -41,13 +41,13 @@ def test_the_snippet_takes_what_is_genuine_and_nothing_else() -> None:
     assert not check(OLD, signed_headers("j~run1", now - 400_000, body, parse_keys(OLD)), body)
 
 
-def test_the_body_on_the_page_is_the_one_that_is_sent() -> None:
+def test_webhook_body_on_the_page_is_the_one_sent() -> None:
     shown = json.loads(snippet("json")[1])
-    sent = notice_body(JobView(dispatch("j1").job, PROTOCOL, {}), 1)
+    sent = webhook_body(JobSnapshot(dispatch("j1").job, PROTOCOL, {}), 1)
     assert (list(shown), list(shown["data"])) == (list(sent), list(sent["data"]))
 
 
-def test_the_page_knows_how_often_and_for_how_long_it_is_tried() -> None:
+def test_page_names_the_retry_delays_and_the_timeout() -> None:
     words = {1_000: "s", 60_000: "min", 3_600_000: "h"}
     told = [
         next(f"{ms // unit} {word}" for unit, word in sorted(words.items(), reverse=True) if ms >= unit)

@@ -1,12 +1,12 @@
-"""Every example in the docs is a file that works."""
+"""Every example in the docs is a working file."""
 
 from pathlib import Path
 
 import pytest
 
-from lucius.adapters.config_file import read_config
-from lucius.adapters.expressions import CelTools
-from lucius.adapters.protocols_dir import ProtocolsDir, read_protocol
+from lucius.adapters.config.file import read_config
+from lucius.adapters.expressions.expressions import CelTools
+from lucius.adapters.protocols.directory import ProtocolsDir, read_protocol
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TOOLS = CelTools()
@@ -24,4 +24,4 @@ def test_a_folder_with_the_example_adds_its_request_type_to_the_shipped_ones() -
 
 
 def test_the_example_config_is_valid() -> None:
-    assert read_config(EXAMPLES / "lucius.yaml").api_keys
+    assert read_config(EXAMPLES / "lucius.yaml", dev=True).api_keys

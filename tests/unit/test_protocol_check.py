@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -5,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lucius.adapters.expressions import CelTools
-from lucius.core.check import Finding, check_protocol
-from lucius.core.protocol import Protocol
+from lucius.adapters.expressions.expressions import CelTools
+from lucius.core.protocol.definition import ProtocolDefinition
+from lucius.core.protocol.validation.protocol import Finding, check_protocol
 
 TOOLS = CelTools()
 Step = dict[str, Any]
@@ -18,13 +19,13 @@ def task(step_id: str, **more: Any) -> Step:
 
 
 def decide(step_id: str, *choices: tuple[str, str], **more: Any) -> Step:
-    said = {"choices": [{"when": when, "then": then} for when, then in choices], **more}
-    return {"step_id": step_id, "kind": "decision", "decision": said}
+    found_reason = {"choices": [{"when": when, "then": then} for when, then in choices], **more}
+    return {"step_id": step_id, "kind": "decision", "decision": found_reason}
 
 
 def wait(step_id: str, signal: str | None = None, **more: Any) -> Step:
-    said = {"signal": signal} if signal else {"duration_ms": 1}
-    return {"step_id": step_id, "kind": "wait", "wait": said, **more}
+    found_reason = {"signal": signal} if signal else {"duration_ms": 1}
+    return {"step_id": step_id, "kind": "wait", "wait": found_reason, **more}
 
 
 OUTER = ("retry_safety", "on_success")
@@ -54,7 +55,7 @@ def mapped(step_id: str, *steps: Step, items: str = "input.pages", **more: Any) 
 
 def check(*steps: Step, **protocol: Any) -> tuple[Finding, ...]:
     value = {"protocol_id": "p", "version": 1, "request_type": "P", "steps": list(steps), **protocol}
-    return check_protocol(msgspec.convert(value, Protocol), TOOLS)
+    return check_protocol(msgspec.convert(value, ProtocolDefinition), TOOLS)
 
 
 def fatal(*steps: Step) -> list[tuple[str, str]]:
@@ -67,7 +68,7 @@ def warnings(*steps: Step, **protocol: Any) -> list[tuple[str, str]]:
     return [(".".join(map(str, finding.path)), finding.reason) for finding in found]
 
 
-def test_a_protocol_of_all_kinds_that_makes_sense_has_no_findings() -> None:
+def test_valid_protocol_with_all_step_kinds_has_no_findings() -> None:
     compensation = call("undo", url="https://x/${steps.first.result.id}")
     guard = {"url": "https://x/${job.id}", "done_when": "response.status == 200", "result": "response.body"}
     found = check(
@@ -104,7 +105,7 @@ ERROR = {"when": "response.status == 409 && steps.first.status == 'x'", "failure
         ([task("a", compensation=task("a"))], "steps.0.compensation.step_id"),
     ],
 )
-def test_a_step_id_is_used_once_in_the_whole_protocol(steps: list[Step], path: str) -> None:
+def test_duplicate_step_id_is_fatal(steps: list[Step], path: str) -> None:
     ((where, reason),) = fatal(*steps)
     assert where == path
     assert "is used twice" in reason
@@ -175,10 +176,10 @@ WAIT = {"step_id": "w", "kind": "wait"}
         ),
     ],
 )
-def test_what_a_step_lacks_or_has_in_vain_is_fatal(step: Step, path: str, reason: str) -> None:
-    ((where, said),) = fatal(step)
+def test_missing_or_meaningless_field_of_a_step_is_fatal(step: Step, path: str, reason: str) -> None:
+    ((where, found_reason),) = fatal(step)
     assert where == path
-    assert reason in said
+    assert reason in found_reason
 
 
 @pytest.mark.parametrize("until", ["2030-01-31T12:00:00Z", "2030-01-31T12:00:00.5+02:00", "input.at", "steps.a.result"])
@@ -208,10 +209,10 @@ def test_a_wait_takes_an_instant_or_an_expression(until: str) -> None:
         ([task("a", compensation=task("b")), task("c", on_failure="b")], "steps.1.on_failure", "the compensation of a"),
     ],
 )
-def test_a_target_is_a_step_of_the_same_list(steps: list[Step], path: str, reason: str) -> None:
-    ((where, said),) = fatal(*steps)
+def test_target_outside_the_list_of_the_step_is_fatal(steps: list[Step], path: str, reason: str) -> None:
+    ((where, found_reason),) = fatal(*steps)
     assert where == path
-    assert reason in said
+    assert reason in found_reason
 
 
 @pytest.mark.parametrize(
@@ -225,11 +226,11 @@ def test_a_target_is_a_step_of_the_same_list(steps: list[Step], path: str, reaso
         ([parallel("p", [task("a")], [task("c", on_success="FAIL"), task("b")])], "b"),
     ],
 )
-def test_a_step_that_nothing_leads_to_is_fatal(steps: list[Step], unreached: str) -> None:
+def test_unreachable_step_is_fatal(steps: list[Step], unreached: str) -> None:
     assert f"nothing leads to the step {unreached}" in [reason for _, reason in fatal(*steps)]
 
 
-def test_failure_timeout_and_choices_lead_to_steps_too() -> None:
+def test_step_reached_by_failure_timeout_or_choice_is_reachable() -> None:
     assert (
         fatal(
             task("a", on_failure="b", on_timeout="c", on_success="SUCCEED"),
@@ -242,7 +243,7 @@ def test_failure_timeout_and_choices_lead_to_steps_too() -> None:
     )
 
 
-def test_a_circle_without_a_way_out_is_fatal_and_one_with_is_not() -> None:
+def test_loop_without_an_exit_is_fatal() -> None:
     circle = [task("a", on_failure="b"), wait("b", on_success="a")]
     assert fatal(*circle) == [("steps.0.step_id", "there is no way out of a, b: no path from there ends")]
     assert fatal(task("x", on_failure="a", on_success="SUCCEED"), *circle) == [
@@ -256,7 +257,7 @@ def test_a_circle_without_a_way_out_is_fatal_and_one_with_is_not() -> None:
     assert [reason for _, reason in fatal(forever)] == ["there is no way out of a: no path from there ends"]
 
 
-def test_a_flow_that_can_only_fail_is_worth_a_warning() -> None:
+def test_flow_that_can_only_fail_is_a_warning() -> None:
     assert warnings(task("a"), wait("b", on_success="a")) == [
         ("steps.0", "nothing leads to SUCCEED: this can only fail")
     ]
@@ -280,14 +281,16 @@ EXPRESSIONS: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("expression", "reason"), EXPRESSIONS)
-def test_what_an_expression_reads_must_be_there(expression: str, reason: str) -> None:
+def test_unknown_name_in_an_expression_is_fatal(expression: str, reason: str) -> None:
     first, around = task("first", compensation=task("undo")), mapped("all", task("inner"))
-    ((where, said),) = fatal(first, around, decide("d", ("true", "FAIL"), (expression, "SUCCEED")))
+    ((where, found_reason),) = fatal(first, around, decide("d", ("true", "FAIL"), (expression, "SUCCEED")))
     assert where == "steps.2.decision.choices.1.when"
-    assert reason in said
-    ((where, said),) = fatal(first, around, notify("n") | {"notify": notice(data=[{"x": f"a ${{{expression}}}"}])})
+    assert reason in found_reason
+    ((where, found_reason),) = fatal(
+        first, around, notify("n") | {"notify": notice(data=[{"x": f"a ${{{expression}}}"}])}
+    )
     assert where == "steps.2.notify.data.0.x"
-    assert reason in said
+    assert reason in found_reason
 
 
 def notice(**more: Any) -> Step:
@@ -321,13 +324,54 @@ def test_every_expression_and_template_is_checked(step: Step, path: str) -> None
 
 
 @pytest.mark.parametrize("member", ["url", "done_when", "result", "headers", "body"])
-def test_a_guard_is_checked(member: str) -> None:
+def test_templates_of_a_guard_are_checked(member: str) -> None:
     guard = {"url": "x", "done_when": "response.status == 200", member: {"a": WRONG} if member == "headers" else WRONG}
     ((where, _),) = fatal(call("c", guard=guard, retry_safety="SAFE_TO_RETRY_WITH_GUARD"))
     assert where.startswith(f"steps.0.external_call.guard.{member}")
 
 
-def test_a_step_sees_its_own_list_and_those_around_it_but_no_other() -> None:
+@pytest.mark.parametrize("key", ["${input.x}", "id-${ job.id }", "${unclosed", "${}"])
+@pytest.mark.parametrize(
+    ("step", "path"),
+    [
+        (lambda key: call("c", body={"a": [{key: 1}]}), "steps.0.external_call.body.a.0"),
+        (lambda key: call("c", body={"a": {key: {"b": "${input.y}"}}}), "steps.0.external_call.body.a"),
+        (lambda key: notify("n") | {"notify": notice(data={key: 1})}, "steps.0.notify.data"),
+        (
+            lambda key: call(
+                "c",
+                retry_safety="SAFE_TO_RETRY_WITH_GUARD",
+                guard={"url": "x", "done_when": "response.status == 200", "method": "POST", "body": {key: 1}},
+            ),
+            "steps.0.external_call.guard.body",
+        ),
+    ],
+)
+def test_template_in_a_key_is_worth_a_warning(step: Callable[[str], Step], path: str, key: str) -> None:
+    ((where, reason),) = warnings(step(key))
+    assert where == f"{path}.{key}"
+    assert "keys are not templates" in reason
+    assert "$${" in reason
+
+
+def test_templates_in_keys_count_as_expressions() -> None:
+    ((where, reason),) = fatal(call("c", body={f"${{input.x{number}}}": 1 for number in range(1001)}))
+    assert where == "steps.0.external_call.body.${input.x1000}"
+    assert "1,000 expressions" in reason
+
+
+def test_template_in_the_name_of_a_header_is_fatal() -> None:
+    ((where, reason),) = fatal(call("c", headers={"x-${input.x}": "1"}))
+    assert where == "steps.0.external_call.headers.x-${input.x}"
+    assert "names of headers are not templates" in reason
+
+
+@pytest.mark.parametrize("key", ["$${input.x}", "$$${input.x}", "$x", "{x}", "${secrets.NAME}"])
+def test_key_without_an_expression_has_no_finding(key: str) -> None:
+    assert warnings(call("c", body={key: 1})) == []
+
+
+def test_step_can_read_only_its_own_list_and_the_enclosing_ones() -> None:
     reads_left = decide("right", ("steps.left.result == 1", "SUCCEED"), otherwise="SUCCEED")
     ((where, reason),) = fatal(task("a"), parallel("p", [task("left")], [reads_left]))
     assert where == "steps.1.parallel.branches.b1.0.decision.choices.0.when"
@@ -337,7 +381,7 @@ def test_a_step_sees_its_own_list_and_those_around_it_but_no_other() -> None:
 
 
 def nested(*kinds: str) -> Step:
-    """The outermost kind first, one running step at a time."""
+    """Return nested containers, the outermost kind first, with one running step at a time."""
     inner = task("leaf")
     for depth, kind in reversed(list(enumerate(kinds))):
         name = f"c{depth}"
@@ -345,7 +389,7 @@ def nested(*kinds: str) -> Step:
     return inner
 
 
-def test_containers_are_nested_four_deep_at_most_and_maps_two() -> None:
+def test_nesting_is_limited_to_four_containers_and_two_maps() -> None:
     assert fatal(nested("map", "parallel", "parallel", "map")) == []
     assert fatal(nested(*["parallel"] * 4)) == []
     assert [reason for _, reason in fatal(nested(*["parallel"] * 5))] == ["more than 4 containers inside each other"]
@@ -354,7 +398,7 @@ def test_containers_are_nested_four_deep_at_most_and_maps_two() -> None:
     assert reason == "more than 2 maps inside each other"
 
 
-def test_no_more_may_run_at_once_than_a_job_can_have_live() -> None:
+def test_more_parallel_steps_than_a_job_may_have_are_fatal() -> None:
     wide = [[task(f"t{number}")] for number in range(64)]
     assert fatal(parallel("p", *wide)) == []
     ((where, reason),) = fatal(task("a"), parallel("p", *wide, [task("one-more")]))
@@ -365,7 +409,7 @@ def test_no_more_may_run_at_once_than_a_job_can_have_live() -> None:
     assert fatal(mapped("m", parallel("p", [task("a")], [task("b")], [task("c")]), max_parallel=22))[0][0] == "steps.0"
 
 
-def test_five_hundred_steps_are_enough() -> None:
+def test_more_than_five_hundred_steps_are_fatal() -> None:
     def of(count: int) -> list[Step]:
         long = [[task(f"s{branch}-{number}") for number in range(49)] for branch in range(10)]
         return [parallel("p", *long), *(task(f"t{number}") for number in range(count - 491))]
@@ -374,7 +418,7 @@ def test_five_hundred_steps_are_enough() -> None:
     assert fatal(*of(501)) == [("steps", "has 501 steps in all; at most 500")]
 
 
-def test_a_branch_that_runs_on_into_the_next_is_worth_a_warning() -> None:
+def test_branch_that_continues_into_the_next_is_a_warning() -> None:
     choose = decide("d", ("input.x", "a"), otherwise="b")
     ((where, reason),) = warnings(choose, task("a"), task("b"))
     assert where == "steps.2"
@@ -388,7 +432,7 @@ def test_a_branch_that_runs_on_into_the_next_is_worth_a_warning() -> None:
     assert warnings(task("a", on_success="c", on_failure="b"), task("b"), task("c")) == []
 
 
-def test_attempts_that_will_never_be_made_are_worth_a_warning() -> None:
+def test_attempts_that_can_never_be_made_are_a_warning() -> None:
     unsafe = task("a", retry_safety="NOT_SAFE_TO_RETRY", retry_policy={"max_attempts": 3})
     ((where, reason),) = warnings(unsafe)
     assert where == "steps.0.retry_policy.max_attempts"
@@ -397,7 +441,7 @@ def test_attempts_that_will_never_be_made_are_worth_a_warning() -> None:
 
 
 @pytest.mark.parametrize("step", [wait("w", signal="s"), approval("w")])
-def test_waiting_for_ever_is_worth_a_warning(step: Step) -> None:
+def test_wait_without_a_timeout_is_a_warning(step: Step) -> None:
     ((where, reason),) = warnings(step)
     assert where == "steps.0"
     assert "nothing ends the job if it never comes" in reason
@@ -405,7 +449,7 @@ def test_waiting_for_ever_is_worth_a_warning(step: Step) -> None:
     assert warnings(step, policies={"timeout_ms": 5}) == []
 
 
-def test_an_approval_may_have_a_quorum_of_any_size() -> None:
+def test_quorum_larger_than_the_list_of_approvers_is_accepted() -> None:
     many = approval("a", timeout_ms=5) | {"human_approval": {"approvers": ["everybody"], "quorum": 20}}
     assert check(many) == ()
 
@@ -436,7 +480,7 @@ def any_steps() -> st.SearchStrategy[list[Step]]:
 
 
 def is_there(value: Any, path: tuple[str | int, ...]) -> bool:
-    """Whether a path leads to something, or to a member that something lacks."""
+    """Return True if a path leads to a value, or to a member that its object lacks."""
     for key in path:
         if isinstance(value, dict) and key not in value:
             return key == path[-1]

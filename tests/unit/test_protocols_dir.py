@@ -4,13 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lucius.adapters import marked
-from lucius.adapters.expressions import CelTools
-from lucius.adapters.protocols_dir import ProtocolsDir, read_file, read_protocol
-from lucius.core.protocol import Protocol, digest
+from lucius.adapters import yaml_with_lines
+from lucius.adapters.expressions.expressions import CelTools
+from lucius.adapters.protocols import directory
+from lucius.adapters.protocols.directory import ProtocolsDir, read_file, read_protocol
+from lucius.core.protocol.definition import ProtocolDefinition, digest
 from lucius.ports.errors import ProtocolError
 from lucius.ports.protocols import ProtocolSource
 
@@ -39,7 +41,7 @@ steps:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file so that its change is seen even within one tick of the file system's clock."""
+    """Write a file so that the change is seen even within one tick of the file system's clock."""
     text_before = path.stat().st_mtime_ns if path.exists() else 0
     path.write_text(text)
     os.utime(path, ns=(text_before + 10**9, text_before + 10**9))
@@ -92,7 +94,7 @@ def test_adding_a_file_adds_a_request_type_to_a_running_server(tmp_path: Path) -
     assert source.resolve("TRANSLATE") is None
 
 
-def test_the_newest_version_serves_unless_another_is_asked_for(tmp_path: Path) -> None:
+def test_newest_version_serves_unless_another_is_requested(tmp_path: Path) -> None:
     for version in (3, 1, 2):
         write(tmp_path / f"v{version}.yaml", GOOD.replace("version: 1", f"version: {version}"))
     source = ProtocolsDir(TOOLS, tmp_path)
@@ -108,7 +110,7 @@ def test_an_operator_replaces_a_shipped_protocol_by_a_higher_version_only(tmp_pa
     source = ProtocolsDir(TOOLS, tmp_path)
     assert source.resolve("OCR") == shipped
     (problem,) = source.problems()
-    assert "version 1 of OCR is already given by" in problem.reason
+    assert "version 1 of OCR is already given by the shipped ocr.yaml" in problem.reason
     assert problem.line == 3
     write(tmp_path / "ocr.yaml", mine.replace("version: 1", "version: 2"))
     source.refresh()
@@ -119,8 +121,8 @@ def test_an_operator_replaces_a_shipped_protocol_by_a_higher_version_only(tmp_pa
     assert source.resolve("OCR", 1) == shipped
 
 
-def test_a_json_file_is_a_protocol_too_and_keeps_its_lines(tmp_path: Path) -> None:
-    value = marked._read_yaml("x", GOOD).value
+def test_json_file_is_read_as_a_protocol_with_line_numbers(tmp_path: Path) -> None:
+    value = yaml.safe_load(GOOD)
     (tmp_path / "p.json").write_text(json.dumps(value, indent="\t"))
     (tmp_path / "p.yaml").write_text(GOOD)
     assert digest(read_protocol(tmp_path / "p.json", TOOLS)) == digest(read_protocol(tmp_path / "p.yaml", TOOLS))
@@ -129,7 +131,7 @@ def test_a_json_file_is_a_protocol_too_and_keeps_its_lines(tmp_path: Path) -> No
     assert refused.line == next(number for number, line in enumerate(text.splitlines(), 1) if "versoin" in line)
 
 
-def test_at_the_start_good_files_load_and_bad_ones_are_listed(tmp_path: Path) -> None:
+def test_good_files_load_at_startup_and_bad_ones_are_problems(tmp_path: Path) -> None:
     write(tmp_path / "a-bad.yaml", "steps: [")
     write(tmp_path / "b-good.yaml", GOOD)
     write(tmp_path / "c-bad.json", '{"a": 1,\n}')
@@ -141,7 +143,7 @@ def test_at_the_start_good_files_load_and_bad_ones_are_listed(tmp_path: Path) ->
     ]
 
 
-def test_on_reload_the_last_good_version_of_a_bad_file_stays_in_force(tmp_path: Path) -> None:
+def test_last_good_version_of_a_file_stays_in_force_after_a_bad_change(tmp_path: Path) -> None:
     file = tmp_path / "translate.yaml"
     write(file, GOOD)
     source = ProtocolsDir(TOOLS, tmp_path)
@@ -159,7 +161,7 @@ def test_on_reload_the_last_good_version_of_a_bad_file_stays_in_force(tmp_path: 
     assert source.problems() == ()
 
 
-def test_a_clash_is_refused_whichever_file_is_changed_last_and_ends_when_the_other_goes(tmp_path: Path) -> None:
+def test_conflicting_file_is_refused_until_the_other_is_removed(tmp_path: Path) -> None:
     write(tmp_path / "b.yaml", GOOD)
     source = ProtocolsDir(TOOLS, tmp_path)
     write(tmp_path / "a.yaml", GOOD.replace("service: ocr", "service: other"))
@@ -173,7 +175,7 @@ def test_a_clash_is_refused_whichever_file_is_changed_last_and_ends_when_the_oth
     assert source.resolve("TRANSLATE") == read_protocol(tmp_path / "a.yaml", TOOLS)
 
 
-def test_a_file_that_turns_into_a_clash_keeps_what_it_said_before(tmp_path: Path) -> None:
+def test_file_changed_into_a_conflict_keeps_its_earlier_version(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", GOOD)
     write(tmp_path / "b.yaml", GOOD.replace("version: 1", "version: 2"))
     source = ProtocolsDir(TOOLS, tmp_path)
@@ -191,7 +193,7 @@ def test_a_file_that_turns_into_a_clash_keeps_what_it_said_before(tmp_path: Path
         ("protocol_id: translate", "protocol_id: ocr", "the protocol_id ocr already belongs to OCR"),
     ],
 )
-def test_a_name_stands_for_one_request_type(tmp_path: Path, old: str, new: str, reason: str) -> None:
+def test_name_of_another_request_type_is_refused(tmp_path: Path, old: str, new: str, reason: str) -> None:
     write(tmp_path / "p.yaml", GOOD.replace(old, new))
     source = ProtocolsDir(TOOLS, tmp_path)
     assert [problem.reason for problem in source.problems()] == [reason]
@@ -253,7 +255,7 @@ def test_a_bad_file_is_refused_with_file_line_and_reason(
     assert str(refused).startswith(f"{tmp_path / 'bad.yaml'}:{line}: ")
 
 
-# Five aliases deep, fifty of each: a small file that stands for hundreds of millions of values.
+# Five levels of aliases, fifty each: a small file that expands to hundreds of millions of values.
 MULTIPLYING = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1},' * 50}]\n" for n in range(1, 6))
 
 
@@ -274,7 +276,7 @@ MULTIPLYING = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1},' * 50}]\n" 
     ],
     ids=range(11),
 )
-def test_a_file_that_is_no_protocol_at_all_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+def test_file_that_is_no_protocol_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     assert reason in refusal(tmp_path, text).reason
 
 
@@ -300,6 +302,7 @@ def test_unreadable_files_and_folders_are_problems_not_crashes(tmp_path: Path) -
     reasons = {Path(problem.file).name: problem.reason for problem in source.problems()}
     assert reasons == {
         "binary.yaml": "is not UTF-8 (byte 0)",
+        "dangling.yaml": "can't be read: No such file or directory",
         "huge.yaml": "is larger than 1048576 bytes",
         "missing": "can't be read: No such file or directory",
     }
@@ -311,7 +314,7 @@ def included(schema: str) -> str:
     return f"{head}  - step_id: a\n    step_type: A\n    service: a\n    payload_schema: {schema}\n"
 
 
-def test_a_schema_from_a_file_is_put_in_place_and_its_change_is_taken_over(tmp_path: Path) -> None:
+def test_schema_from_a_file_is_inlined_and_its_changes_are_applied(tmp_path: Path) -> None:
     (tmp_path / "schemas").mkdir()
     write(tmp_path / "schemas" / "a.yaml", "type: object\n")
     write(tmp_path / "x.yaml", included("schemas/a.yaml"))
@@ -319,7 +322,7 @@ def test_a_schema_from_a_file_is_put_in_place_and_its_change_is_taken_over(tmp_p
 
     def schema() -> dict[str, Any]:
         protocol = source.resolve("X")
-        assert isinstance(protocol, Protocol)
+        assert isinstance(protocol, ProtocolDefinition)
         return protocol.steps[0].payload_schema
 
     assert schema() == {"type": "object"}
@@ -365,7 +368,7 @@ steps:
 """
 
 
-def test_schemas_from_files_are_put_in_place_wherever_they_are_named(tmp_path: Path) -> None:
+def test_schemas_from_files_are_inlined_at_every_place(tmp_path: Path) -> None:
     (tmp_path / "schemas").mkdir()
     (tmp_path / "schemas" / "a.yaml").write_text("type: object\n")
     (tmp_path / "x.yaml").write_text(NESTED)
@@ -376,7 +379,7 @@ def test_schemas_from_files_are_put_in_place_wherever_they_are_named(tmp_path: P
 
 
 @pytest.mark.parametrize("line", [4, 5, 20, 28])
-def test_a_fault_in_a_schema_is_found_wherever_it_stands(tmp_path: Path, line: int) -> None:
+def test_invalid_schema_is_refused_with_its_line_at_every_place(tmp_path: Path, line: int) -> None:
     (tmp_path / "schemas").mkdir()
     (tmp_path / "schemas" / "a.yaml").write_text("type: object\n")
     (tmp_path / "schemas" / "b.yaml").write_text("type: object\nrequired: 7\n")
@@ -390,7 +393,7 @@ def test_a_fault_in_a_schema_is_found_wherever_it_stands(tmp_path: Path, line: i
     assert refusal(tmp_path, "\n".join([*lines[: line - 1], f"{start}: schemas/no.yaml", *lines[line:]])).line == line
 
 
-def test_an_expression_that_reads_what_is_not_there_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_unknown_name_in_an_expression_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "schemas").mkdir()
     (tmp_path / "schemas" / "a.yaml").write_text("type: object\n")
     refused = refusal(tmp_path, NESTED.replace("items: input.pages", "items: inputs.pages"))
@@ -398,7 +401,7 @@ def test_an_expression_that_reads_what_is_not_there_is_refused_with_its_line(tmp
     assert refused.reason == "there is nothing called inputs here; did you mean input?"
 
 
-def test_what_is_only_worth_a_warning_is_told_and_the_protocol_serves(tmp_path: Path) -> None:
+def test_protocol_with_a_warning_is_listed_and_serves(tmp_path: Path) -> None:
     write(tmp_path / "x.yaml", GOOD + "  - step_id: sign\n    kind: wait\n    wait: {signal: signed}\n")
     file = read_file(tmp_path / "x.yaml", TOOLS)
     assert file.line == 3
@@ -407,7 +410,7 @@ def test_what_is_only_worth_a_warning_is_told_and_the_protocol_serves(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["../secret.yaml", "/etc/passwd", "schemas/../../x.yaml", "a.yaml", "schemas/no.yaml"])
-def test_a_schema_file_lies_in_the_schemas_folder_beside_the_protocol(tmp_path: Path, name: str) -> None:
+def test_schema_file_outside_the_schemas_folder_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "schemas").mkdir()
     for other in ("secret.yaml", "passwd", "x.yaml", "a.yaml"):
         (tmp_path / "schemas" / other).write_text("type: object")
@@ -416,7 +419,7 @@ def test_a_schema_file_lies_in_the_schemas_folder_beside_the_protocol(tmp_path: 
     assert "schemas/x.yaml" in refused.reason or "there is no file" in refused.reason
 
 
-def test_a_schema_never_reaches_outside_for_another(tmp_path: Path) -> None:
+def test_schema_with_an_external_reference_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     refused = refusal(tmp_path, included(f"{{$ref: 'file://{tmp_path}/other.json'}}"))
     assert "is not a JSON Schema" in refused.reason
@@ -427,24 +430,24 @@ def test_a_date_in_yaml_is_plain_text(tmp_path: Path) -> None:
     assert read_protocol(tmp_path / "x.yaml", TOOLS).title == "2024-01-01"
 
 
-def test_each_reader_of_a_file_gets_a_value_of_its_own(tmp_path: Path) -> None:
+def test_each_read_of_a_file_returns_its_own_value(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     write(path, GOOD)
-    marked.read(path).value["steps"].clear()
-    assert len(marked.read(path).value["steps"]) == 2
+    yaml_with_lines.read(path).value["steps"].clear()
+    assert len(yaml_with_lines.read(path).value["steps"]) == 2
 
 
 def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a.yaml", GOOD)
     source = ProtocolsDir(TOOLS, tmp_path)
     reads: list[Path] = []
-    original = marked.read
+    original = yaml_with_lines.read
 
-    def read(path: Path) -> marked.Marked:
+    def read(path: Path) -> yaml_with_lines.Marked:
         reads.append(path)
         return original(path)
 
-    monkeypatch.setattr(marked, "read", read)
+    monkeypatch.setattr(yaml_with_lines, "read", read)
     assert not source.refresh()
     write(tmp_path / "b.yaml", GOOD.replace("version: 1", "version: 2"))
     assert source.refresh()
@@ -452,8 +455,141 @@ def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])) | st.binary())
-def test_no_content_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, content: str | bytes) -> None:
+def test_random_content_is_refused(tmp_path_factory: pytest.TempPathFactory, content: str | bytes) -> None:
     file = tmp_path_factory.getbasetemp() / "any.yaml"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ProtocolError):
         read_protocol(file, TOOLS)
+
+
+def test_all_structural_faults_of_a_file_are_reported_with_their_lines(tmp_path: Path) -> None:
+    text = """\
+protocol_id: many
+version: one
+request_typ: MANY
+steps:
+  - step_id: call
+    kind: external_cal
+    external_call: {method: PSOT, url: https://x}
+  - step_id: both
+    kind: parallel
+    parallel: {branches: {a: [{stepid: x, service: s, step_type: S}]}, join: none}
+policies: {compensation: automatic}
+"""
+    (tmp_path / "many.yaml").write_text(text)
+    (problem,) = ProtocolsDir(CelTools(), tmp_path, shipped=False).problems()
+    kinds = "task, decision, wait, external_call, notify, human_approval, parallel, map"
+    assert [(fault.line, fault.reason) for fault in problem.everything] == [
+        (2, "Expected int, got str at version"),
+        (3, "unknown field request_typ; did you mean request_type?"),
+        (
+            6,
+            "Invalid enum value 'external_cal' at steps.0.kind; it can be " + kinds + "; did you mean external_call?",
+        ),
+        (
+            7,
+            "Invalid enum value 'PSOT' at steps.0.external_call.method; it can be GET, POST, PUT, PATCH, DELETE;"
+            " did you mean POST?",
+        ),
+        (10, "unknown field stepid at steps.1.parallel.branches.a.0; did you mean step_id?"),
+        (10, "missing required field step_id at steps.1.parallel.branches.a.0"),
+        (10, "Invalid enum value 'none' at steps.1.parallel.join; it can be fail_fast, collect"),
+        (11, "Invalid enum value 'automatic' at policies.compensation; it can be auto, manual; did you mean auto?"),
+        (1, "missing required field request_type"),
+    ]
+
+
+def test_all_findings_of_a_file_are_reported(tmp_path: Path) -> None:
+    steps = "\n".join(f"  - {{step_id: s{n}, step_type: S, service: s, on_failure: nowhere{n}}}" for n in range(3))
+    (tmp_path / "bad.yaml").write_text(f"protocol_id: bad\nversion: 1\nrequest_type: BAD\nsteps:\n{steps}\n")
+    (problem,) = ProtocolsDir(CelTools(), tmp_path, shipped=False).problems()
+    assert [fault.line for fault in problem.everything] == [5, 6, 7]
+
+
+def test_all_duplicate_keys_and_invalid_values_of_a_file_are_reported(tmp_path: Path) -> None:
+    text = GOOD.replace("version: 1", "version: 1\nversion: .nan").replace("to: {type", "1: {}\n        to: {to: 1, to")
+    assert [(fault.line, fault.reason) for fault in refusal(tmp_path, text).everything] == [
+        (3, "the key version is given twice"),
+        (3, "JSON has no NaN and no infinity"),
+        (19, "the key '1' must be text: put it in quotes"),
+        (20, "the key to is given twice"),
+    ]
+
+
+def test_every_schema_file_that_is_missing_is_reported_with_the_other_faults(tmp_path: Path) -> None:
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas" / "twice.yaml").write_text("type: object\ntype: object\n")
+    text = """\
+protocol_id: many
+version: 1
+request_type: MANY
+input_schema: schemas/none.yaml
+output_schema: ../x.yaml
+steps:
+  - {step_id: a, step_type: S, service: s, payload_schema: schemas/twice.yaml}
+  - {step_id: b, step_type: S, servcie: s, payload_schema: schemas/twice.yaml}
+"""
+    assert [(fault.line, fault.reason) for fault in refusal(tmp_path, text, "many.yaml").everything] == [
+        (4, "there is no file schemas/none.yaml"),
+        (5, "output_schema must be a JSON Schema or name a file as in schemas/x.yaml: ../x.yaml"),
+        (2, "the key type is given twice"),
+        (8, "unknown field servcie at steps.1; did you mean service?"),
+    ]
+
+
+def test_all_faults_of_a_schema_are_reported(tmp_path: Path) -> None:
+    schema = """\
+      type: objekt
+      properties:
+        from: {type: [strng, 'null'], minLength: "3"}
+        to: {pattern: '('}
+      required: to
+"""
+    refused = refusal(tmp_path, GOOD.partition("      type: object")[0] + schema)
+    types = "it can be array, boolean, integer, null, number, object, string"
+    assert sorted((fault.line or 0, fault.reason) for fault in refused.everything) == [
+        (16, f"is not a JSON Schema: there is no type 'objekt'; {types}; did you mean object?"),
+        (18, 'is not a JSON Schema: "3" is not of type "integer"'),
+        (18, f"is not a JSON Schema: there is no type 'strng'; {types}; did you mean string?"),
+        (19, "is not a JSON Schema: the pattern ( is no regular expression, or is far too large for one"),
+        (20, 'is not a JSON Schema: "to" is not of type "array"'),
+    ]
+
+
+def test_mistyped_keyword_of_a_schema_is_warned_about(tmp_path: Path) -> None:
+    more = """\
+        from: {anyOf: [{typ: string}, {enumNames: [a], x-kind: b, nullable: true}], items: {minimun: 1}}
+        requird: {default: {requird: 1}, type: object}
+      requird: [to]
+"""
+    (tmp_path / "x.yaml").write_text(GOOD + more)
+    said = "{} is no keyword of JSON Schema and has no effect; did you mean {}?"
+    assert sorted(
+        (warning.line or 0, warning.reason) for warning in read_file(tmp_path / "x.yaml", TOOLS).warnings
+    ) == [
+        (19, said.format("minimun", "minimum")),
+        (19, said.format("typ", "type")),
+        (21, said.format("requird", "required")),
+    ]
+
+
+def test_source_answers_from_the_old_state_until_a_refresh_completes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.yaml", GOOD)
+    source = ProtocolsDir(TOOLS, tmp_path, shipped=False)
+    (protocol,) = source.list()
+    seen_inside = []
+    settle = directory.settle_file
+
+    def settle_and_look(*args: Any) -> None:
+        settle(*args)
+        seen_inside.append((source.list(), source.problems(), source.place(protocol)))
+
+    before = source.list(), source.problems(), source.place(protocol)
+    monkeypatch.setattr(directory, "settle_file", settle_and_look)
+    write(tmp_path / "b.yaml", GOOD)
+    write(tmp_path / "a.yaml", "protocol_id: [")
+    assert source.refresh()
+    assert seen_inside == [before, before]
+    assert source.problems()

@@ -1,11 +1,14 @@
-"""What a new run would do, where no story gets easily: told from records that are made for it."""
+"""Previews of new runs in rare situations, from records built for the test."""
 
 from typing import Any
 
-from lucius.core.decision import Applied, Decision, JobView
-from lucius.core.model import Event, StepStatus, Token
-from lucius.core.protocol import Choice, Decide, Protocol, StepSpec
-from lucius.service.replay import Effect, effect_of
+from msgspec.structs import replace
+
+from lucius.core.model.decision import Applied, Decision, JobSnapshot
+from lucius.core.model.records import Compensation, Event, Token
+from lucius.core.model.statuses import StepStatus
+from lucius.core.protocol.definition import Choice, Decide, ProtocolDefinition, StepSpec
+from lucius.usecases.operations.rerun_preview import Effect, effect_of
 from tests.conformance.builders import job, step
 
 
@@ -13,7 +16,7 @@ def spec(step_id: str, **fields: Any) -> StepSpec:
     return StepSpec(step_id=step_id, step_type="X", service="svc", **fields)
 
 
-FORKED = Protocol(
+FORKED = ProtocolDefinition(
     protocol_id="p",
     version=1,
     request_type="P",
@@ -30,7 +33,7 @@ FORKED = Protocol(
 )
 
 
-def view(resume_from: Token | None, *done: str) -> JobView:
+def view(resume_from: Token | None, *done: str) -> JobSnapshot:
     places = FORKED.plan.places
     results = {"big": {"then": "read"}}
     steps = {
@@ -44,30 +47,30 @@ def view(resume_from: Token | None, *done: str) -> JobView:
         )
         for name in done
     }
-    return JobView(job("j", pinned=FORKED, resume_from=resume_from), FORKED, steps)
+    return JobSnapshot(job("j", pinned=FORKED, resume_from=resume_from), FORKED, steps)
 
 
-def opened(before: JobView, start: str) -> Decision:
+def opened(before: JobSnapshot, start: str) -> Decision:
     event = Event("j", 9, "RUN_STARTED", 1, data={"from_step": start})
     return Decision(job=before.job, replies=(Applied(),), protocol=FORKED, events=(event,))
 
 
-def test_a_cancelled_run_that_kept_goes_on_keeping_along_the_way_that_was_taken() -> None:
+def test_retry_of_a_cancelled_run_that_kept_results_keeps_those_on_the_taken_path() -> None:
     before = view(Token("big", keeps=True), "big", "read")
     assert effect_of(before, opened(before, "big")) == Effect(first=("file",), kept=("big", "read"))
 
 
-def test_one_that_did_not_keep_does_it_again_whichever_way() -> None:
+def test_retry_of_a_run_that_kept_no_results_repeats_the_steps_of_both_paths() -> None:
     before = view(Token("big"), "big", "read")
     assert effect_of(before, opened(before, "big")) == Effect(again=("big", "read"), first=("split", "file"))
 
 
-def test_with_only_the_end_left_nothing_runs() -> None:
+def test_retry_with_only_the_end_left_runs_no_step() -> None:
     before = view(Token("SUCCEED"), "big", "read", "file")
     assert effect_of(before, opened(before, "SUCCEED")) == Effect(kept=("big", "read", "file"))
 
 
-def test_what_opens_no_run_does_nothing_but_settle_a_step() -> None:
+def test_decision_that_opens_no_run_only_keeps_the_adopted_step() -> None:
     before = view(None, "big")
     nothing = Decision(job=before.job, replies=(Applied(),), protocol=FORKED)
     assert effect_of(before, nothing) == Effect()
@@ -75,3 +78,11 @@ def test_what_opens_no_run_does_nothing_but_settle_a_step() -> None:
     assert effect_of(
         before, Decision(job=before.job, replies=(Applied(),), protocol=FORKED, events=(adopted,))
     ) == Effect(kept=("read",))
+
+
+def test_compensation_includes_steps_stopped_while_a_service_had_them() -> None:
+    before = view(None, "big", "read")
+    event = Event("j", 9, "COMPENSATION_STARTED", 1, data={"by": "ada", "steps": ["read"]})
+    after = replace(before.job, compensation=Compensation(("split", "read"), 1, "ada", cleared=True))
+    decision = Decision(job=after, replies=(Applied(),), protocol=FORKED, events=(event,))
+    assert effect_of(before, decision) == Effect(undone=("split", "read"))

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from lucius.core.model import Mode
-from lucius.core.routing import normalise_tenant, route, topic
+from lucius.core.model.routing import normalise_tenant, route, topic
+from lucius.core.model.statuses import Mode
 
 VECTORS = json.loads((Path(__file__).parent.parent / "data" / "routing.json").read_text())
 
@@ -25,16 +25,16 @@ def test_a_tenant_id_is_trimmed_and_lower_cased() -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "  ", "-acme", ".acme", "a b", "a/b", "a\nb", "acmé", "a" * 129, "acme|x"])
-def test_what_is_no_tenant_id_is_refused(bad: str) -> None:
+def test_invalid_tenant_id_is_refused(bad: str) -> None:
     assert normalise_tenant(bad) is None
 
 
-def test_a_foreign_letter_that_lower_cases_to_ascii_does_not_reach_another_tenant() -> None:
+def test_unicode_character_that_lower_cases_to_ascii_does_not_select_another_tenant() -> None:
     assert "\u212a".lower() == "k"
     assert normalise_tenant("\u212ahan") is None
 
 
-def test_safe_is_another_word_for_default() -> None:
+def test_safe_mode_routes_as_default() -> None:
     safe, default = (route("acme", "d", mode, "s", "r") for mode in (Mode.SAFE, Mode.DEFAULT))
     assert safe == default
     assert safe.resolved_mode is Mode.DEFAULT

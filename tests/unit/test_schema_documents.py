@@ -1,4 +1,4 @@
-"""OpenAPI and AsyncAPI: complete, with examples that fit, and guarded against every change that takes away."""
+"""OpenAPI and AsyncAPI documents: complete, with valid examples, and protected against removals."""
 
 import json
 from collections.abc import Callable
@@ -7,11 +7,13 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+from openapi_spec_validator import validate
 from scripts.additive_documents import asyncapi_breaks, openapi_breaks
 from scripts.schemas import FOLDER
 
-from lucius import contract, contract_control, contract_protocols
-from lucius.core import protocol
+from lucius import contract
+from lucius.contract import control, protocols
+from lucius.core.protocol import definition
 
 Json = Any
 Mutate = Callable[[Json], object]
@@ -68,8 +70,8 @@ GOOD_FOR_OPENAPI: dict[str, Mutate] = {
     "a new parameter": lambda d: listing(d)["parameters"].append({"name": "new", "in": "query", "schema": {}}),
     "a new field of a body": lambda d: schema(d, "CommandEnvelope")["properties"].update(new={"type": "string"}),
     "a new field of an answer": lambda d: schema(d, "JobView")["properties"].update(new={"type": "string"}),
-    "another way in": lambda d: submit(d)["security"].append({"oidc": []}),
-    "words": lambda d: submit(d).update(summary="Ask for something", description="Politely"),
+    "another security scheme": lambda d: submit(d)["security"].append({"oidc": []}),
+    "another description": lambda d: submit(d).update(summary="Ask for something", description="Politely"),
     "a parameter takes more": lambda d: next(p for p in listing(d)["parameters"] if p["name"] == "limit")[
         "schema"
     ].update(maximum=1000),
@@ -97,8 +99,10 @@ BREAKS_ASYNCAPI: dict[str, Mutate] = {
 GOOD_FOR_ASYNCAPI: dict[str, Mutate] = {
     "a new channel": lambda d: d["channels"].update(new={"address": "new", "messages": {}}),
     "a new lane": lambda d: d["channels"]["shared"]["parameters"]["lane"]["enum"].append("16"),
-    "a directive says more": lambda d: schema(d, "Directive")["properties"].update(new={"type": "string"}),
-    "a callback may say more": lambda d: schema(d, "AckCallback")["properties"].update(new={"type": "string"}),
+    "a new field of a directive": lambda d: schema(d, "Directive")["properties"].update(new={"type": "string"}),
+    "a new optional field of a callback": lambda d: schema(d, "AckCallback")["properties"].update(
+        new={"type": "string"}
+    ),
     "a new disposition": lambda d: schema(d, "CallbackAnswer")["properties"]["disposition"]["enum"].append("NEW"),
 }
 
@@ -111,22 +115,22 @@ def mutated(document: Json, mutate: Mutate) -> Json:
 
 
 @pytest.mark.parametrize("mutate", BREAKS_OPENAPI.values(), ids=BREAKS_OPENAPI)
-def test_an_api_that_takes_away_is_caught(mutate: Mutate) -> None:
+def test_removal_from_the_api_is_detected(mutate: Mutate) -> None:
     assert openapi_breaks(OPENAPI, mutated(OPENAPI, mutate))
 
 
 @pytest.mark.parametrize("mutate", GOOD_FOR_OPENAPI.values(), ids=GOOD_FOR_OPENAPI)
-def test_an_api_that_offers_more_is_additive(mutate: Mutate) -> None:
+def test_addition_to_the_api_is_additive(mutate: Mutate) -> None:
     assert openapi_breaks(OPENAPI, mutated(OPENAPI, mutate)) == []
 
 
 @pytest.mark.parametrize("mutate", BREAKS_ASYNCAPI.values(), ids=BREAKS_ASYNCAPI)
-def test_a_bus_that_takes_away_is_caught(mutate: Mutate) -> None:
+def test_removal_from_the_bus_document_is_detected(mutate: Mutate) -> None:
     assert asyncapi_breaks(ASYNCAPI, mutated(ASYNCAPI, mutate))
 
 
 @pytest.mark.parametrize("mutate", GOOD_FOR_ASYNCAPI.values(), ids=GOOD_FOR_ASYNCAPI)
-def test_a_bus_that_carries_more_is_additive(mutate: Mutate) -> None:
+def test_addition_to_the_bus_document_is_additive(mutate: Mutate) -> None:
     assert asyncapi_breaks(ASYNCAPI, mutated(ASYNCAPI, mutate)) == []
 
 
@@ -146,12 +150,15 @@ def test_every_operation_is_fully_described(path: str, method: str, operation: J
     if "requestBody" in operation:
         assert {"400", "413", "415", "422", "507"} <= operation["responses"].keys()
     for status, response in operation["responses"].items():
+        if status == "204":
+            assert "content" not in response
+            continue
         media_types = response["content"].keys()
         assert media_types == {"application/problem+json"} if int(status) >= 400 else media_types
 
 
 @pytest.mark.parametrize(("path", "method", "operation"), OPERATIONS, ids=IDS)
-def test_every_example_of_the_api_fits_its_schema(path: str, method: str, operation: Json) -> None:
+def test_examples_of_each_operation_fit_its_schema(path: str, method: str, operation: Json) -> None:
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     for example in content.get("examples", {}).values():
         validator(OPENAPI, content["schema"]).validate(example["value"])
@@ -160,7 +167,7 @@ def test_every_example_of_the_api_fits_its_schema(path: str, method: str, operat
 
 
 @pytest.mark.parametrize("name", ASYNCAPI["components"]["messages"])
-def test_every_example_of_a_message_fits_its_schema(name: str) -> None:
+def test_examples_of_each_message_fit_its_schema(name: str) -> None:
     message = ASYNCAPI["components"]["messages"][name]
     for example in message["examples"]:
         validator(ASYNCAPI, message["payload"]).validate(example["payload"])
@@ -168,15 +175,52 @@ def test_every_example_of_a_message_fits_its_schema(name: str) -> None:
             jsonschema_rs.validator_for(message["headers"]).validate(example["headers"])
 
 
+def test_api_passes_the_specification_validator() -> None:
+    validate(OPENAPI)
+
+
+def schemas_of(document: Json) -> list[tuple[str, Json]]:
+    """Return every schema below the components, with its path."""
+    found: list[tuple[str, Json]] = []
+    pending = [(f"/{name}", schema) for name, schema in document["components"]["schemas"].items()]
+    while pending:
+        path, schema = pending.pop()
+        found.append((path, schema))
+        inner = schema.get("properties", {}).items()
+        listed = enumerate(schema.get("anyOf", ()))
+        single = [
+            (name, schema[name]) for name in ("items", "additionalProperties") if isinstance(schema.get(name), dict)
+        ]
+        pending += [(f"{path}/{name}", part) for name, part in (*inner, *listed, *single)]
+    return found
+
+
+@pytest.mark.parametrize("document", [OPENAPI, ASYNCAPI], ids=["openapi", "asyncapi"])
+def test_schemas_have_no_null_defaults_and_objects_declare_their_members(document: Json) -> None:
+    schemas = schemas_of(document)
+    assert len(schemas) > 100
+    assert [path for path, schema in schemas if "default" in schema and schema["default"] is None] == []
+    objects = [(path, schema) for path, schema in schemas if schema.get("type") == "object"]
+    assert [path for path, schema in objects if not {"properties", "additionalProperties"} & schema.keys()] == []
+
+
+def test_request_fields_have_no_schema_defaults() -> None:
+    """Client generators make a field with a `default` required, also in requests."""
+    assert schema(OPENAPI, "PullRequest")["properties"]["max"]["description"] == "Default: `1`"
+    for name in ("CommandEnvelope", "CallbackItem", "PullRequest", "StepSpec", "Problem"):
+        fields = schema(OPENAPI, name)["properties"].values()
+        assert [field for field in fields if "default" in field] == [], name
+
+
 def test_components_are_named_as_in_the_contract() -> None:
-    modules = (contract, contract_control, contract_protocols, protocol)
+    modules = (contract, control, protocols, definition)
     ours = {name for name in OPENAPI["components"]["schemas"] if any(hasattr(module, name) for module in modules)}
     assert OPENAPI["components"]["schemas"].keys() - ours <= {"JobStatus", "BlockedReason"}
     assert set(OPENAPI["components"]["securitySchemes"]) == {"apiKey", "callbackToken"}
     assert len({operation["operationId"] for _, _, operation in OPERATIONS}) == len(OPERATIONS)
 
 
-def test_every_reference_leads_somewhere() -> None:
+def test_references_can_be_resolved() -> None:
     for document in (OPENAPI, ASYNCAPI):
         for reference in _references(document):
             target = document

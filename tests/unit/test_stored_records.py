@@ -1,7 +1,7 @@
-"""What is stored as a record's JSON, field by field: code of the version before reads it too, and writes it back.
+"""Stored records field by field: the previous version's code also reads and rewrites their JSON.
 
-During an upgrade both versions work on the same ledger. Old code that moves a job on writes its records as it knows
-them: a field that only new code knows is gone after that. So a change here is a decision, and this is where it is seen.
+During an upgrade both versions work on the same ledger. When old code changes a job, it rewrites the records as it
+knows them and drops fields that only new code knows. A change here is therefore a decision, and this test shows it.
 """
 
 import enum
@@ -15,15 +15,16 @@ import msgspec
 from msgspec import NODEFAULT, UNSET, Struct
 from msgspec.structs import FieldInfo, fields
 
-from lucius.adapters import rows
-from lucius.adapters.postgres.schema import MIGRATIONS
-from lucius.core.decision import EndedAttempt
-from lucius.core.model import Attempt, Event, Job, OutboxRow, Quarantined, ReviewItem, Step, StepStatus
-from lucius.core.protocol import Protocol
+from lucius.adapters.ledger import record_codec
+from lucius.adapters.ledger.postgres.schema import MIGRATIONS
+from lucius.core.model.decision import EndedAttempt
+from lucius.core.model.records import Attempt, Event, Job, OutboxRow, Quarantined, ReviewItem, Step
+from lucius.core.model.statuses import StepStatus
+from lucius.core.protocol.definition import ProtocolDefinition
 from lucius.ports.protocols import ProtocolVersion
 from tests.conformance.builders import step
 
-STORED = (Job, Step, EndedAttempt, OutboxRow, Event, Quarantined, ReviewItem, Protocol, ProtocolVersion)
+STORED = (Job, Step, EndedAttempt, OutboxRow, Event, Quarantined, ReviewItem, ProtocolDefinition, ProtocolVersion)
 LISTING = Path(__file__).with_name("stored_records.txt")
 WHAT_TO_DO = """
 The records that ledgers store have changed. Replicas of the version before erase what they don't know when they move a
@@ -44,7 +45,7 @@ def listed() -> tuple[str, set[str]]:
 
 
 def stored() -> Iterator[str]:
-    """Every field of every record that is part of another, and every value of what has only a few."""
+    """Yield every field of every record that is part of another, and every value of enumerated types."""
     waiting: list[Any] = list(STORED)
     seen: set[Any] = set()
     while waiting:
@@ -62,7 +63,7 @@ def stored() -> Iterator[str]:
 
 
 def written_field(field: FieldInfo) -> str:
-    """With its default, which is not stored: another one would change what old rows say."""
+    """Return the field with its default, which is not stored: another default would change the meaning of old rows."""
     shown = f"{field.encode_name}: {written(field.type)}"
     if field.default is not NODEFAULT:
         return f"{shown} = {msgspec.to_builtins(field.default)!r}"
@@ -70,7 +71,7 @@ def written_field(field: FieldInfo) -> str:
 
 
 def written(kind: Any) -> str:
-    """The same in every version of Python."""
+    """Return a type's name, the same in every version of Python."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return " | ".join(written(part) for part in parts)
@@ -82,7 +83,7 @@ def written(kind: Any) -> str:
     return names.get(kind) or str(getattr(kind, "__name__", kind))
 
 
-def test_a_change_of_what_is_stored_is_a_decision() -> None:
+def test_stored_fields_equal_the_listing() -> None:
     _, known = listed()
     found = set(stored())
     added, gone = sorted(found - known), sorted(known - found)
@@ -90,13 +91,13 @@ def test_a_change_of_what_is_stored_is_a_decision() -> None:
     assert not gone, WHAT_TO_DO.format(listing=LISTING.name, added=added, gone=gone)
 
 
-def test_the_listing_says_which_code_may_still_write_it() -> None:
+def test_listing_names_the_oldest_compatible_version() -> None:
     first, _ = listed()
     assert first == f"# compatible with version {max(migration.compatible_with for migration in MIGRATIONS)}"
 
 
 def without(kind: type[Struct], name: str, **others: type) -> type[Struct]:
-    """The record as it was before it had this field."""
+    """Return the record type without this field, as it was before."""
 
     def of(field: FieldInfo) -> tuple[Any, ...]:
         default = field.default if field.default is not NODEFAULT else UNSET
@@ -110,22 +111,24 @@ def without(kind: type[Struct], name: str, **others: type) -> type[Struct]:
 
 
 class TestOldCode:
-    """Which reads a step, moves it on, and writes it."""
+    """Old code that reads a step, changes it and writes it."""
 
-    def test_it_drops_a_field_that_it_does_not_know(self) -> None:
+    def test_old_code_drops_an_unknown_field(self) -> None:
         new = step("j1", visit=2)
-        assert rows.step(self.moved_on(without(Step, "visit"), new)).visit == 1
-        assert rows.step(self.moved_on(Step, new)).visit == 2
+        assert record_codec.decode_step(self.advanced_by_old_code(without(Step, "visit"), new)).visit == 1
+        assert record_codec.decode_step(self.advanced_by_old_code(Step, new)).visit == 2
 
-    def test_nested_ones_too(self) -> None:
+    def test_old_code_drops_an_unknown_nested_field(self) -> None:
         new = step("j1")
         new = msgspec.structs.replace(new, attempt=msgspec.structs.replace(new.attempt, claimed_at=7))
         old = without(Step, "", attempt=without(Attempt, "claimed_at"))
-        assert rows.step(self.moved_on(old, new)).attempt.claimed_at is None
+        assert record_codec.decode_step(self.advanced_by_old_code(old, new)).attempt.claimed_at is None
 
-    def moved_on(self, kind: type[Struct], record: Step) -> str:
-        known = msgspec.json.decode(rows.body(record), type=kind)
-        moved = rows.step(rows.body(msgspec.structs.replace(known, status=StepStatus.PROCESSING)))
+    def advanced_by_old_code(self, kind: type[Struct], record: Step) -> str:
+        known = msgspec.json.decode(record_codec.body(record), type=kind)
+        moved = record_codec.decode_step(
+            record_codec.body(msgspec.structs.replace(known, status=StepStatus.PROCESSING))
+        )
         assert moved.status is StepStatus.PROCESSING
         assert (moved.step_id, moved.attempt.lease_id) == (record.step_id, record.attempt.lease_id)
-        return rows.body(moved)
+        return record_codec.body(moved)

@@ -33,7 +33,7 @@ const directive = (fields = {}) => ({
   last_step: true,
   ...fields,
 });
-const places = { blobRoot: join(folder, "blobs"), fileRoots: undefined };
+const places = { blobRoot: join(folder, "blobs"), fileRoots: [folder] };
 const working = () => ({ signal: new AbortController().signal, progress: () => {} });
 
 test("words are counted the same wherever a chunk ends", () => {
@@ -66,7 +66,7 @@ test("the work leaves an artifact of its attempt, and on the last step the clien
   const done = await execute(task, new Workspace(task, places), { ...working(), progress: (at) => seen.push(at) });
   assert.deepEqual(done.artifact_refs, [ref("workspace", "wordcount", "2", "counts.json")]);
   assert.equal(done.result.words, 2);
-  assert.deepEqual(seen, [1]);
+  assert.deepEqual(seen, [{ done: 8, total: 8, unit: "byte" }]);
   for (const path of ["workspace/wordcount/2/counts.json", "out.json"]) {
     assert.deepEqual(JSON.parse(await readFile(join(folder, path), "utf8")), done.result);
   }
@@ -83,6 +83,7 @@ test("an input that is not there, or is no file, fails for good", async () => {
   for (const [input_ref, code] of [
     [ref("nowhere.txt"), "INPUT_NOT_FOUND"],
     [ref("in.txt", "deeper"), "INPUT_NOT_FOUND"],
+    [ref("a".repeat(300)), "INPUT_NOT_FOUND"],
     [pathToFileURL(folder).href, "UNSUPPORTED_INPUT"],
     ["https://example.org/a.txt", "UNSUPPORTED_REF"],
   ]) {
@@ -122,7 +123,105 @@ test("no ref leads out of the folders it may use", async () => {
   const anywhere = new Workspace(directive(), places);
   await assert.rejects(anywhere.locate(`${ref("allowed")}/../secret/a`), { code: "FORBIDDEN_REF" });
   assert.equal(await workspace.locate(ref("allowed", "new", "a b")), join(allowed, "new", "a b"));
+  const unset = new Workspace(directive(), { blobRoot: join(folder, "blobs") });
+  await assert.rejects(unset.locate(ref("allowed", "a")), { code: "FORBIDDEN_REF" });
+  const guarded = new Workspace(directive(), { ...places, protect: [secret] });
+  await assert.rejects(guarded.locate(ref("secret", "a")), { code: "FORBIDDEN_REF" });
+  await assert.rejects(guarded.locate(ref("allowed", "link", "a")), { code: "FORBIDDEN_REF" });
   assert.equal(await workspace.locate("blob://container/a%20b"), join(allowed, "container", "a b"));
+});
+
+test("files of Lucius and of other jobs below the blob folder are no blobs", async () => {
+  const root = join(folder, "shared");
+  const workspace_ref = ref("shared", "lucius", "acme", "job-1");
+  const ref_rules = [{ input_schemes: ["blob", "file"], protected: [join(root, "in", "protocols")] }];
+  const protect = [join(root, "in", "state")];
+  const workspace = new Workspace(directive({ workspace_ref, ref_rules }), { blobRoot: root, protect });
+  await mkdir(join(root, "in", "state"), { recursive: true });
+  await symlink("state", join(root, "in", "link"));
+  for (const bad of [
+    "blob://lucius/globex/job-9/ocr/1/t.txt",
+    "blob://lucius/acme/job-2/ocr/1/t.txt",
+    "blob://in/protocols/a.yaml",
+    "blob://in/state/a",
+    "blob://in/link/a",
+    ref("shared", "in", "protocols", "a.yaml"),
+  ]) {
+    await assert.rejects(workspace.locate(bad), { code: "FORBIDDEN_REF", failureClass: "NON_RETRYABLE" }, bad);
+  }
+  assert.equal(await workspace.locate("blob://lucius/acme/job-1/a"), join(root, "lucius", "acme", "job-1", "a"));
+  assert.equal(await workspace.locate("blob://in/a"), join(root, "in", "a"));
+  const around = new Workspace(directive(), { ...places, protect: [folder] });
+  assert.equal(await around.locate("blob://in/a"), join(folder, "blobs", "in", "a"));
+  await assert.rejects(around.locate(ref("docs", "a")), { code: "FORBIDDEN_REF" });
+});
+
+test("a data directory of Lucius below the blob folder or a file root is recognized by its files", async () => {
+  const root = join(folder, "wide");
+  for (const name of ["data/token.secret", "data/in/a", "docs/a"]) {
+    await mkdir(join(root, name, ".."), { recursive: true });
+    await writeFile(join(root, name), "text");
+  }
+  for (const use of [{ blobRoot: root }, { blobRoot: places.blobRoot, fileRoots: [root] }]) {
+    const workspace = new Workspace(directive(), use);
+    const named = (...names) => (use.fileRoots ? ref("wide", ...names) : `blob://${names.join("/")}`);
+    for (const bad of [named("data", "token.secret"), named("data", "in", "a"), named("data", "new", "a")]) {
+      await assert.rejects(workspace.locate(bad, "output"), { code: "FORBIDDEN_REF" }, bad);
+    }
+    assert.equal(await workspace.locate(named("docs", "a")), join(root, "docs", "a"));
+  }
+});
+
+test("names of configuration and key files are refused", async () => {
+  const workspace = new Workspace(directive(), { ...places, fileRoots: [folder] });
+  for (const name of ["tls.pem", "TOKEN.SECRET", "lucius.yaml", "kubeconfig", ".env.local", "vault.kdbx"]) {
+    await assert.rejects(workspace.locate(`blob://in/${name}`, "output"), { code: "FORBIDDEN_REF" }, name);
+    await assert.rejects(workspace.locate(ref("docs", name), "output"), { code: "FORBIDDEN_REF" }, name);
+  }
+  await assert.rejects(workspace.locate("blob://in/.ssh/a"), { code: "FORBIDDEN_REF" });
+  assert.equal(await workspace.locate("blob://in/env.local"), join(places.blobRoot, "in", "env.local"));
+});
+
+test("hidden files below a file root are refused, and in the blob folder they are not", async () => {
+  const home = join(folder, "home");
+  await mkdir(join(home, "dotfiles"), { recursive: true });
+  await mkdir(join(home, ".git"));
+  await writeFile(join(home, "dotfiles", "bashrc"), "alias");
+  await symlink("dotfiles/bashrc", join(home, ".bashrc"));
+  await symlink(".git", join(home, "link"));
+  const workspace = new Workspace(directive(), { blobRoot: join(home, ".lucius", "blobs"), fileRoots: [home] });
+  for (const names of [[".bashrc"], [".vault-token"], ["app", ".git", "config"], ["link", "config"], [".new", "a"]]) {
+    await assert.rejects(workspace.locate(ref("home", ...names), "output"), { code: "FORBIDDEN_REF" }, names.join("/"));
+  }
+  assert.equal(await workspace.locate("blob://in/.parts/a"), join(home, ".lucius", "blobs", "in", ".parts", "a"));
+  assert.equal(await workspace.locate(ref("home", "dotfiles", "bashrc")), join(home, "dotfiles", "bashrc"));
+  const below = new Workspace(directive(), { ...places, fileRoots: [home, join(home, ".git")] });
+  assert.equal(await below.locate(ref("home", ".git", "config")), join(home, ".git", "config"));
+});
+
+test("a ref must satisfy each rule of the tenant's policy", async () => {
+  const ref_rules = [
+    { input_schemes: ["blob", "https", "file"], output_schemes: ["blob"], protected: [join(folder, "allowed")] },
+    { prefixes: ["in/acme", "https://in/globex", `file://${folder}/docs`], containers: ["in"] },
+  ];
+  const workspace = new Workspace(directive({ ref_rules, output_ref: "blob://in/globex/a" }), places);
+  assert.equal(await workspace.locate("blob://in/acme/a"), join(folder, "blobs", "in", "acme", "a"));
+  assert.equal(await workspace.locate(ref("docs", "a")), join(folder, "docs", "a"));
+  assert.equal(await workspace.locate(ref("blobs", "in", "acme", "a")), join(folder, "blobs", "in", "acme", "a"));
+  assert.equal(await workspace.locate(ref("workspace", "a")), join(folder, "workspace", "a"));
+  for (const bad of [
+    "blob://in/globex/a",
+    "blob://in/acme2/a",
+    "blob://in/acme/%2e%2e/globex/a",
+    "blob://out/acme/a",
+    ref("blobs", "in", "globex", "a"),
+    ref("other", "a"),
+    ref("allowed", "a"),
+  ]) {
+    await assert.rejects(workspace.locate(bad), { code: "FORBIDDEN_REF" }, bad);
+  }
+  await assert.rejects(workspace.locate(ref("docs", "a"), "output"), { code: "FORBIDDEN_REF" });
+  await assert.rejects(workspace.writeOutput("a", "b"), { code: "FORBIDDEN_REF" });
 });
 
 test("a step id can't lead an artifact elsewhere", async () => {

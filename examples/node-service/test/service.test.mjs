@@ -83,6 +83,7 @@ function start(delay = 0) {
     LUCIUS_ORCHESTRATOR_URL: orchestrator.url,
     LUCIUS_API_KEY: "key",
     LUCIUS_DATA_DIR: join(folder, "data"),
+    LUCIUS_FILE_ROOTS: folder,
     LUCIUS_SERVICE_DELAY: String(delay),
     LUCIUS_GRACE: "60.0001",
   };

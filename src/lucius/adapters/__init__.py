@@ -1,5 +1,5 @@
-"""Stores and buses behind the ports. A URL picks one; each is imported only when picked.
+"""Implementations of the ports, such as ledgers and buses. A URL selects one, and only that one is imported.
 
-An adapter imports ports and core and never another adapter; what several of them share (`group_commit`,
-`cursor`) is no adapter itself.
+An adapter imports ports and core, never another adapter; modules that several share (`group_commit`, `page_cursor`) are
+not adapters.
 """

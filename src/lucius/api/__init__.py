@@ -1,4 +1,4 @@
-"""HTTP: FastAPI for the docs and most routes, a thin front for the four that carry the load.
+"""HTTP API: FastAPI for the docs and most routes, plain ASGI in front of it for the routes that carry the load.
 
-Sits on the service layer. HTTP statuses appear nowhere else.
+Built on the use cases. HTTP statuses appear nowhere else.
 """

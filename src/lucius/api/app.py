@@ -1,33 +1,39 @@
-"""The application: `create_app` is what uvicorn's factory option names."""
+"""The ASGI application; `create_app` is the name given to uvicorn's factory option."""
 
-import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import structlog
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from lucius import __version__
+from lucius.api.batches import CallbackBatchRule, known_limits
 from lucius.api.control_routes import router as control_router
-from lucius.api.document import describe
+from lucius.api.docs_page import router as docs_router
+from lucius.api.fast_handlers import CallbackRoutes, CommandRoutes, JobRoute, PullRoute
+from lucius.api.fast_routes import FastRoutes, RouteTable
 from lucius.api.health_routes import router as health_router
-from lucius.api.hot import HotRoutes
+from lucius.api.openapi_doc import describe
 from lucius.api.problems import MEDIA_TYPE, STATUS, encode_problem, ledger_refusal, problem_headers
 from lucius.api.protocol_routes import router as protocol_router
+from lucius.api.requests import RequestRules, allowed_methods, as_get
 from lucius.api.review_routes import router as review_router
-from lucius.api.routes import MAX_STREAMS, router
+from lucius.api.routes import router
+from lucius.api.slots import LONG_POLLS, PULLS, STREAMS, SlotLimits, Slots
 from lucius.api.stopping import on_stop_signals
+from lucius.api.tenant_routes import router as tenant_router
+from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.lifecycle import open_runtime
+from lucius.bootstrap.settings import load_settings
 from lucius.contract import Fault
 from lucius.observability.logs import configure_logging
 from lucius.observability.readiness import Role
 from lucius.ports.errors import LedgerError, LuciusError
-from lucius.service.errors import RejectCode, Rejected
-from lucius.settings import load_settings
-from lucius.wiring import Runtime, open_runtime
+from lucius.usecases.errors import RejectCode, Rejected
+from lucius.version import __version__
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +41,7 @@ Opener = Callable[[], AbstractAsyncContextManager[Runtime]]
 
 
 class App(FastAPI):
-    """FastAPI that says in one line why it cannot start, where that is known."""
+    """FastAPI that answers HEAD like GET, and reports a known reason for a failed start in one line."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def say_plainly(message: Message) -> None:
@@ -43,45 +49,95 @@ class App(FastAPI):
                 message = {**message, "message": self.state.refusal}
             await send(message)
 
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope, send = as_get(scope, send)
         await super().__call__(scope, receive, say_plainly if scope["type"] == "lifespan" else send)
 
 
-def create_app(opener: Opener | None = None) -> HotRoutes:
-    """The ASGI application; without an opener, wired from the environment when the server starts."""
+def create_app(opener: Opener | None = None) -> FastRoutes:
+    """Return the ASGI application; without an opener, it is wired from the environment when the server starts."""
     app = fastapi_app(opener)
-    return HotRoutes(app, lambda: app.state.runtime)
+    state = app.state
+    rules = RequestRules(state.routes, lambda: state.runtime and state.runtime.auth)
+    return FastRoutes(app, lambda: state.runtime and state.fast_routes, rules.check)
 
 
 def fastapi_app(opener: Opener | None = None) -> FastAPI:
-    """What is behind the hot routes, and describes them too. Opens nothing until it is served."""
+    """Return the application behind the fast routes, which describes them too. Opens nothing until it is served."""
     app = App(
         title="Lucius",
         version=__version__,
         summary="A durable control plane for document-AI pipelines",
+        license_info={"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         lifespan=_lifespan(opener or _from_environment),
-        docs_url="/docs",
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.runtime = None
     app.state.refusal = ""
-    app.state.streams = asyncio.Semaphore(MAX_STREAMS)
-    for routes in (router, protocol_router, control_router, review_router, health_router):
-        app.include_router(routes)
+    _include(app, router, protocol_router, control_router, review_router, tenant_router, health_router, docs_router)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     _refuse_with_problems(app)
     return app
 
 
 def health_app(opener: Opener) -> FastAPI:
-    """For a process that has no API: what those need who keep it running."""
+    """Return the application of a process without an API: health, readiness and metrics."""
     app = App(title="Lucius", version=__version__, lifespan=_lifespan(opener), openapi_url=None)
     app.state.runtime = None
     app.state.refusal = ""
-    app.include_router(health_router)
+    _include(app, health_router)
     _refuse_with_problems(app)
     return app
+
+
+def _include(app: FastAPI, *routers: APIRouter) -> None:
+    """Include routers, and keep a flat list of all routes for the rules on requests."""
+    app.state.routes = [*app.routes, *(route for router in routers for route in router.routes)]
+    for each in routers:
+        app.include_router(each)
+
+
+def _fast_routes(runtime: Runtime, long_polls: Slots, waiting_pulls: Slots) -> RouteTable:
+    settings, auth = runtime.settings, runtime.auth
+    limits = known_limits(settings.max_batch_bytes, settings.max_body_bytes)
+    batch_rule = CallbackBatchRule(auth, runtime.callbacks, runtime.clock, limits)
+
+    def count_refusal(code: RejectCode) -> None:
+        runtime.metrics.refusals(code).inc()
+
+    commands = CommandRoutes(auth, runtime.intake, limits, count_refusal)
+    callbacks = CallbackRoutes(runtime.callbacks, batch_rule, settings.max_body_bytes, count_refusal)
+    pulls = PullRoute(
+        auth,
+        runtime.dispatcher,
+        runtime.services,
+        waiting_pulls,
+        settings.max_body_bytes,
+        is_push_bus=runtime.publisher is not None,
+    )
+    patterns = (JobRoute(auth, runtime.queries, long_polls).find, pulls.find)
+    return RouteTable({**commands.routes(), **callbacks.routes()}, patterns, count_refusal)
+
+
+def _stream_slots(runtime: Runtime) -> Slots:
+    settings = runtime.settings
+    limits = SlotLimits(settings.max_streams, settings.max_streams_per_key, settings.max_streams_per_tenant)
+    return Slots(STREAMS, limits, runtime.metrics.streams.set)
+
+
+def _long_poll_slots(runtime: Runtime) -> Slots:
+    settings = runtime.settings
+    limits = SlotLimits(per_key=settings.max_long_polls_per_key, per_tenant=settings.max_long_polls_per_tenant)
+    return Slots(LONG_POLLS, limits, runtime.metrics.long_polls.set)
+
+
+def _pull_slots(runtime: Runtime) -> Slots:
+    settings = runtime.settings
+    limits = SlotLimits(per_key=settings.max_waiting_pulls_per_key, per_tenant=settings.max_waiting_pulls_per_tenant)
+    return Slots(PULLS, limits, runtime.metrics.waiting_pulls.set)
 
 
 @asynccontextmanager
@@ -93,7 +149,7 @@ async def _from_environment() -> AsyncIterator[Runtime]:
         def let_go() -> None:
             runtime.drain.ask()
             runtime.drain.start_clock(settings.drain_seconds)
-            runtime.hub.close()
+            runtime.notifier.close()
 
         collect_less()
         with on_stop_signals(let_go):
@@ -101,7 +157,10 @@ async def _from_environment() -> AsyncIterator[Runtime]:
 
 
 def collect_less() -> None:
-    """What was made until now stays, and requests make no cycles: looking for them took a tenth of our time."""
+    """Freeze the objects made so far and collect garbage less often.
+
+    Requests make no cycles, and looking for them took a tenth of the time.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(5_000, 20, 20)
@@ -112,6 +171,10 @@ def _lifespan(opener: Opener) -> Callable[[FastAPI], AbstractAsyncContextManager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
             async with opener() as runtime:
+                state = app.state
+                state.streams = _stream_slots(runtime)
+                state.long_polls, state.waiting_pulls = _long_poll_slots(runtime), _pull_slots(runtime)
+                state.fast_routes = _fast_routes(runtime, state.long_polls, state.waiting_pulls)
                 app.state.runtime = runtime
                 yield
         except LuciusError as error:
@@ -141,8 +204,8 @@ def _refuse_with_problems(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        # A parameter has no place in the body, so its name takes the pointer's.
-        faults = [Fault(str(fault["loc"][-1]), fault["msg"]) for fault in error.errors()]
+        # A parameter is not in the body, so its name is given in place of the pointer.
+        faults = [Fault(str(fault["loc"][-1]), fault["msg"].removeprefix("Value error, ")) for fault in error.errors()]
         detail = "; ".join(f"{fault.pointer}: {fault.message}" for fault in faults)
         return respond(request, Rejected(RejectCode.INVALID_QUERY, detail, faults))
 
@@ -151,7 +214,10 @@ def _refuse_with_problems(app: FastAPI) -> None:
         code = {404: RejectCode.NOT_FOUND, 405: RejectCode.METHOD_NOT_ALLOWED}.get(error.status_code)
         if code is None:
             code = RejectCode.INVALID_QUERY if error.status_code < 500 else RejectCode.INTERNAL
-        return respond(request, Rejected(code, f"{request.method} {request.url.path[:256]}"), error.headers)
+        headers = (
+            {"allow": allowed_methods(app.state.routes, request.scope)} if error.status_code == 405 else error.headers
+        )
+        return respond(request, Rejected(code, f"{request.method} {request.url.path[:256]}"), headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

@@ -1,11 +1,11 @@
-"""Refusals on the wire: RFC 9457, one status for each code."""
+"""Refusals as RFC 9457 problems, with one HTTP status for each code."""
 
 import msgspec
 import structlog
 
 from lucius.contract import Problem
 from lucius.ports.errors import EngineDown, ForeignEngine, LedgerDown, LedgerError, LedgerFull, VersionConflict
-from lucius.service.errors import RejectCode, Rejected
+from lucius.usecases.errors import RejectCode, Rejected
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +28,7 @@ STATUS: dict[RejectCode, int] = {
     C.NUMBER_NOT_REPRESENTABLE: 422,
     C.IDEMPOTENCY_KEY_REUSED: 409,
     C.TENANT_LIMIT: 429,
+    C.TENANT_PACED: 429,
     C.MODE_LIMIT: 429,
     C.PROTOCOL_LIMIT: 429,
     C.GLOBAL_LIMIT: 503,
@@ -69,6 +70,13 @@ STATUS: dict[RejectCode, int] = {
     C.INVALID_QUERY: 422,
     C.INVALID_CURSOR: 422,
     C.BATCH_TOO_LARGE: 422,
+    C.STREAM_LIMIT: 429,
+    C.LONG_POLL_LIMIT: 429,
+    C.PULL_LIMIT: 429,
+    C.ADDRESS_LIMIT: 429,
+    C.CONNECTION_LIMIT: 503,
+    C.REQUEST_TIMEOUT: 408,
+    C.HEADERS_TOO_LARGE: 431,
     C.LEDGER_FULL: 507,
     C.LEDGER_CONTENDED: 503,
     C.PUSH_BUS: 409,
@@ -109,7 +117,7 @@ def encode_problem(rejected: Rejected) -> bytes:
 
 
 def ledger_refusal(error: LedgerError) -> Rejected:
-    """What a caller is told when the store cannot take a commit. Its path and state are for the log only."""
+    """Return the refusal for an error of the ledger. The ledger's path and state are for the log only."""
     match error:
         case LedgerFull():
             log.error("the ledger is full", reason=str(error))

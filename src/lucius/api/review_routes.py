@@ -1,21 +1,20 @@
-"""The review queue: looking is for readers, acting for those with the scope `operate`."""
+"""The review queue: reading needs the scope `read`, acting the scope `operate`."""
 
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from msgspec.structs import replace
 
-from lucius import contract_control as contract
-from lucius.api.openapi import answers, takes
+from lucius.api.dependencies import Operator, Reader, ReviewQueue, body_of, ok, tenants_asked
+from lucius.api.openapi_parts import answers, takes
 from lucius.api.problems import ledger_refusal
-from lucius.api.routes import Operator, Reader, Wired, body_of, ok, tenants_asked
-from lucius.core.model import ReviewKind, ReviewStatus
+from lucius.contract import control as contract
+from lucius.core.model.statuses import ReviewKind, ReviewStatus
 from lucius.ports.errors import LedgerError
 from lucius.ports.ledger import ReviewFilter
-from lucius.service.auth import Principal
-from lucius.service.errors import Rejected
-from lucius.service.reviews import Asked, Outcome, invalid, kinds_for
-from lucius.wiring import Runtime
+from lucius.usecases.access.auth import Principal
+from lucius.usecases.errors import Rejected
+from lucius.usecases.operations.reviews import ActOutcome, RequestedAct, Reviews, invalid, kinds_for
 
 router = APIRouter(tags=["review"])
 
@@ -46,7 +45,7 @@ def _where(
 @router.get("/v1/review", **answers(contract.ReviewList, 401, 403, 422))
 async def list_reviews(
     who: Reader,
-    runtime: Wired,
+    reviews: ReviewQueue,
     status: StatusName = "OPEN",
     kind: contract.ReviewKindName | None = None,
     tenant_id: Tenant = None,
@@ -55,82 +54,86 @@ async def list_reviews(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=256)] = None,
 ) -> Response:
-    """Newest first: failed jobs, effects that may need undoing, messages the bus refused, late successes."""
+    """List review items, newest first: failed jobs, effects that may need undoing, refused messages, late successes."""
     where = _where(who, status, kind, tenant_id, signature, job_id)
-    items, next_cursor = await runtime.reviews.page(who, where, limit, cursor)
+    items, next_cursor = await reviews.page(who, where, limit, cursor)
     return ok(contract.ReviewList(items=items, next_cursor=next_cursor))
 
 
 @router.get("/v1/review/groups", **answers(contract.ReviewGroupList, 401, 403, 422))
 async def group_reviews(
     who: Reader,
-    runtime: Wired,
+    reviews: ReviewQueue,
     status: StatusName = "OPEN",
     kind: contract.ReviewKindName | None = None,
     tenant_id: Tenant = None,
     signature: Signature = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Response:
-    """By signature, the largest group first: what broke the same way can be acted on together."""
+    """Group review items by signature, the largest group first: items with the same cause can be acted on together."""
     where = _where(who, status, kind, tenant_id, signature)
-    return ok(contract.ReviewGroupList(groups=await runtime.reviews.groups(who, where, limit)))
+    return ok(contract.ReviewGroupList(groups=await reviews.groups(who, where, limit)))
 
 
-@router.get(ITEM, **answers(contract.ReviewDetail, 401, 403, 404))
-async def get_review(review_id: str, who: Reader, runtime: Wired) -> Response:
-    """With the state of the job, and for each act whether it can be done and what it would lead to."""
-    return ok(await runtime.reviews.show(review_id, who))
+@router.get("/v1/review/{review_id:name}", **answers(contract.ReviewDetail, 401, 403, 404))
+async def get_review(review_id: str, who: Reader, reviews: ReviewQueue) -> Response:
+    """Get a review item with the state of its job, and for each act whether it is possible and its effect."""
+    return ok(await reviews.show(review_id, who))
 
 
-async def _act(request: Request, review_id: str, act: contract.Act, who: Principal, runtime: Runtime) -> Response:
-    said = await body_of(request, contract.ReviewActRequest)
-    asked = Asked(act=act, reason=said.reason, from_step=said.from_step, result=said.result, dry_run=said.dry_run)
-    return ok(await runtime.reviews.act(review_id, asked, who))
+async def _act(request: Request, review_id: str, act: contract.Act, who: Principal, reviews: Reviews) -> Response:
+    body = await body_of(request, contract.ReviewActRequest)
+    requested = RequestedAct(
+        act=act, reason=body.reason, from_step=body.from_step, result=body.result, dry_run=body.dry_run
+    )
+    return ok(await reviews.act(review_id, requested, who))
 
 
 @router.post(ITEM + ":retry", **ACTED)
-async def retry_review(request: Request, review_id: str, who: Operator, runtime: Wired) -> Response:
-    """A new run from the step that failed, or with `from_step` from an earlier one. It passes the limits again."""
-    return await _act(request, review_id, "retry", who, runtime)
+async def retry_review(request: Request, review_id: str, who: Operator, reviews: ReviewQueue) -> Response:
+    """Start a new run from the failed step, or with `from_step` from an earlier one. It passes the limits again."""
+    return await _act(request, review_id, "retry", who, reviews)
 
 
 @router.post(ITEM + ":skip", **ACTED)
-async def skip_review(request: Request, review_id: str, who: Operator, runtime: Wired) -> Response:
-    """A new run in which the failed step counts as done, with `result` as its result."""
-    return await _act(request, review_id, "skip", who, runtime)
+async def skip_review(request: Request, review_id: str, who: Operator, reviews: ReviewQueue) -> Response:
+    """Start a new run in which the failed step counts as done, with `result` as its result."""
+    return await _act(request, review_id, "skip", who, reviews)
 
 
 @router.post(ITEM + ":compensate", **ACTED)
-async def compensate_review(request: Request, review_id: str, who: Operator, runtime: Wired) -> Response:
-    """Run the handlers of completed steps, the last first; or go on where a handler failed."""
-    return await _act(request, review_id, "compensate", who, runtime)
+async def compensate_review(request: Request, review_id: str, who: Operator, reviews: ReviewQueue) -> Response:
+    """Run the compensation handlers of completed steps, the last first; or continue where a handler failed."""
+    return await _act(request, review_id, "compensate", who, reviews)
 
 
 @router.post(ITEM + ":adopt", **ACTED)
-async def adopt_review(request: Request, review_id: str, who: Operator, runtime: Wired) -> Response:
+async def adopt_review(request: Request, review_id: str, who: Operator, reviews: ReviewQueue) -> Response:
     """Take a late success as the step's result: now, fencing an attempt that runs, or after the end in a new run."""
-    return await _act(request, review_id, "adopt", who, runtime)
+    return await _act(request, review_id, "adopt", who, reviews)
 
 
 @router.post(ITEM + ":discard", **ACTED)
-async def discard_review(request: Request, review_id: str, who: Operator, runtime: Wired) -> Response:
-    """Close it and do nothing. A job that was held for it ends as failed."""
-    return await _act(request, review_id, "discard", who, runtime)
+async def discard_review(request: Request, review_id: str, who: Operator, reviews: ReviewQueue) -> Response:
+    """Close the item without further action. A job that was held for it ends as failed."""
+    return await _act(request, review_id, "discard", who, reviews)
 
 
 @router.post("/v1/review:act", **takes(contract.ReviewBulkRequest, contract.ReviewBulkAnswer, 200, 401, 403, 422))
-async def act_on_reviews(request: Request, who: Operator, runtime: Wired) -> Response:
-    """The same act on many open items: by their ids, or by what they have in common. Each is answered on its own."""
-    said = await body_of(request, contract.ReviewBulkRequest)
-    ids, cursor = await _selected(said, who, runtime)
-    asked = Asked(act=said.act, reason=said.reason, from_step=said.from_step, result=said.result, dry_run=said.dry_run)
-    outcomes = await runtime.reviews.act_on_all(ids, asked, who)
-    results = [_told(review_id, said.act, outcome) for review_id, outcome in zip(ids, outcomes, strict=True)]
+async def act_on_reviews(request: Request, who: Operator, reviews: ReviewQueue) -> Response:
+    """Apply one act to many open items, selected by ids or by common properties. Each item has its own outcome."""
+    body = await body_of(request, contract.ReviewBulkRequest)
+    ids, cursor = await _selected(body, who, reviews)
+    requested = RequestedAct(
+        act=body.act, reason=body.reason, from_step=body.from_step, result=body.result, dry_run=body.dry_run
+    )
+    outcomes = await reviews.act_on_all(ids, requested, who)
+    results = [_told(review_id, body.act, outcome) for review_id, outcome in zip(ids, outcomes, strict=True)]
     refused = sum(result.outcome == "REFUSED" for result in results)
     return ok(
         contract.ReviewBulkAnswer(
             results=results,
-            applied=0 if said.dry_run else len(results) - refused,
+            applied=0 if body.dry_run else len(results) - refused,
             refused=refused,
             more=cursor is not None,
             next_cursor=cursor,
@@ -138,23 +141,26 @@ async def act_on_reviews(request: Request, who: Operator, runtime: Wired) -> Res
     )
 
 
-async def _selected(said: contract.ReviewBulkRequest, who: Principal, runtime: Runtime) -> tuple[list[str], str | None]:
-    """Which items are meant, and where more that fit begin. Everything there is can't be meant by saying nothing."""
-    named = [name for name in ("signature", "kind", "tenant_id") if getattr(said, name) is not None]
-    if (said.ids is None) is not bool(named):
+async def _selected(body: contract.ReviewBulkRequest, who: Principal, reviews: Reviews) -> tuple[list[str], str | None]:
+    """Return the ids of the selected items, and the cursor of further ones.
+
+    Raises Rejected without a selection: an empty request must not mean all items.
+    """
+    named = [name for name in ("signature", "kind", "tenant_id") if getattr(body, name) is not None]
+    if (body.ids is None) is not bool(named):
         pointer = f"/{named[0]}" if named else "/ids"
         raise invalid(pointer, "say ids, or signature, kind or tenant_id; not both and not neither")
-    if said.ids is not None:
-        if said.cursor is not None:
+    if body.ids is not None:
+        if body.cursor is not None:
             raise invalid("/cursor", "is for what is selected by signature, kind or tenant_id")
-        return list(dict.fromkeys(said.ids)), None
-    where = _where(who, "OPEN", said.kind, said.tenant_id, said.signature)
-    where = replace(where, kinds=kinds_for(said.act, where.kind))
-    items, cursor = await runtime.reviews.page(who, where, said.limit, said.cursor)
+        return list(dict.fromkeys(body.ids)), None
+    where = _where(who, "OPEN", body.kind, body.tenant_id, body.signature)
+    where = replace(where, kinds=kinds_for(body.act, where.kind))
+    items, cursor = await reviews.page(who, where, body.limit, body.cursor)
     return [item.review_id for item in items], cursor
 
 
-def _told(review_id: str, act: str, outcome: Outcome) -> contract.ReviewOutcome:
+def _told(review_id: str, act: str, outcome: ActOutcome) -> contract.ReviewOutcome:
     match outcome:
         case LedgerError():
             return _told(review_id, act, ledger_refusal(outcome))

@@ -1,4 +1,4 @@
-"""Hearing of a stop early enough: a server tells its application only once the last connection has closed."""
+"""Early notice of a stop: a server informs its application only after the last connection has closed."""
 
 import asyncio
 import signal
@@ -10,9 +10,9 @@ from types import FrameType
 
 @contextmanager
 def on_stop_signals(act: Callable[[], None]) -> Iterator[None]:
-    """Run `act` in this loop as soon as SIGINT or SIGTERM comes, then whatever the server does about it.
+    """Run `act` in this loop as soon as SIGINT or SIGTERM arrives, then the server's own handler.
 
-    Long polls and streams would hold up a server that waits for its connections; `act` lets them go. Where no server
+    Long polls and streams would hold up a server that waits for its connections; `act` ends them. Where no server
     handles these signals, nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""What helps a protocol's author before it is published: pictures of it, and a rehearsal on a virtual clock.
+"""Tools for protocol authors: diagrams of a protocol, and its simulation on a virtual clock.
 
-Pure, like the core that it looks at: no files, no clock, no network. Expressions come in as `Tools`.
+Pure, like the core: no files, no clock, no network. Expressions are evaluated by `Tools`.
 """

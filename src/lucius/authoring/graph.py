@@ -1,6 +1,6 @@
 """A protocol as a graph: the flow of each list of steps, with containers that hold flows of their own.
 
-An arrow never leaves its list, so that a graph is a tree of small flat ones. A writer draws one after the other.
+An edge never leaves its list, so a graph is a tree of small flat ones. A writer draws one after the other.
 """
 
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from lucius.authoring.ways import Way, ways
-from lucius.authoring.words import any_of, duration, host
-from lucius.core.protocol import FAIL, SUCCEED, Place, Plan, Protocol, StepSpec
+from lucius.authoring.edges import OutgoingEdge, outgoing_edges
+from lucius.authoring.formatting import any_of, duration, host
+from lucius.core.protocol.definition import FAIL, SUCCEED, Place, Plan, ProtocolDefinition, StepSpec
 
 START = "START"
 NodeKind = Literal[
@@ -30,7 +30,7 @@ EdgeKind = Literal["flow", "choice", "failure"]
 
 
 class Node(Struct, frozen=True, kw_only=True):
-    """A step, or where a flow starts or ends. `notes` are lines below its title."""
+    """A step, or the start or an end of a flow. `notes` are lines below its title."""
 
     id: str
     kind: NodeKind
@@ -61,7 +61,7 @@ class Graph(Struct, frozen=True):
     flow: Flow
 
 
-def graph_of(protocol: Protocol) -> Graph:
+def graph_of(protocol: ProtocolDefinition) -> Graph:
     flow = _flow(protocol.plan, "", protocol.steps, ("succeeded", "failed"))
     start = Node(id=START, kind="start", title="")
     first = Edge(START, protocol.steps[0].step_id)
@@ -70,14 +70,14 @@ def graph_of(protocol: Protocol) -> Graph:
     return Graph(f"{title}: {protocol.title}" if protocol.title else title, _policy_notes(protocol), whole)
 
 
-def _policy_notes(protocol: Protocol) -> tuple[str, ...]:
+def _policy_notes(protocol: ProtocolDefinition) -> tuple[str, ...]:
     policies, notes = protocol.policies, []
     if policies.timeout_ms:
         notes.append(f"fails with JOB_TIMEOUT after {duration(policies.timeout_ms)}")
     if any(place.handler_of is not None for place in protocol.plan.places.values()):
-        when = "at once" if policies.compensation == "auto" else "when a person says so"
-        notes.append(f"what was done is undone {when}, the last step first")
-    return (*notes, "without a dashed arrow, what fails for good fails the job; inside a box, its branch or item")
+        when = "immediately" if policies.compensation == "auto" else "after an operator's decision"
+        notes.append(f"completed steps are undone {when}, the last one first")
+    return (*notes, "without a dashed arrow, a step's final failure fails the job; inside a box, its branch or item")
 
 
 def _flow(plan: Plan, name: str, steps: tuple[StepSpec, ...], ends: tuple[str, str]) -> Flow:
@@ -95,10 +95,10 @@ def _flow(plan: Plan, name: str, steps: tuple[StepSpec, ...], ends: tuple[str, s
 
 
 def _shows_success(plan: Plan, steps: tuple[StepSpec, ...]) -> bool:
-    """Inside a container, falling off the end of the list needs no sign; ending earlier does."""
+    """Return whether a flow shows its success: in a container, only if it can end before its last step."""
     if plan.places[steps[0].step_id].container is None:
         return True
-    return any(way.target == SUCCEED for spec in steps[:-1] for way in ways(plan.places[spec.step_id]))
+    return any(edge.target == SUCCEED for spec in steps[:-1] for edge in outgoing_edges(plan.places[spec.step_id]))
 
 
 def _goes_back(plan: Plan, edge: Edge) -> bool:
@@ -107,37 +107,37 @@ def _goes_back(plan: Plan, edge: Edge) -> bool:
 
 
 def _edges(place: Place) -> Iterator[Edge]:
-    """What is left unsaid about failure is not drawn: it ends the flow, and that of every step."""
-    source, found = place.spec.step_id, ways(place)
-    for way in found:
-        match way.by:
+    """Yield the edges of a step. Default failure edges are not drawn."""
+    source, found = place.spec.step_id, outgoing_edges(place)
+    for edge in found:
+        match edge.trigger:
             case "success":
-                yield Edge(source, way.target)
+                yield Edge(source, edge.target)
             case "choice":
-                yield Edge(source, way.target, "choice", way.when)
+                yield Edge(source, edge.target, "choice", edge.when)
             case "otherwise":
-                yield Edge(source, way.target, "choice", "otherwise")
+                yield Edge(source, edge.target, "choice", "otherwise")
             case "failure" | "timeout":
                 pass
     yield from _failure_edges(place, *found[-2:])
 
 
-def _failure_edges(place: Place, failure: Way, timeout: Way) -> Iterator[Edge]:
+def _failure_edges(place: Place, failure: OutgoingEdge, timeout: OutgoingEdge) -> Iterator[Edge]:
     spec = place.spec
     failed = "rejected" if spec.kind == "human_approval" else "failure"
     limit = spec.timeout_ms if spec.kind in ("human_approval", "wait") else None
     late = f"timeout after {duration(limit)}" if limit else "timeout"
     waits = spec.wait is not None and spec.wait.signal is not None
-    if waits and (failure.said or timeout.said):
+    if waits and (failure.is_explicit or timeout.is_explicit):
         yield Edge(spec.step_id, timeout.target, "failure", late)
         return
     may_time_out = spec.kind in ("task", "external_call", "notify") or limit is not None
-    if failure.said and may_time_out and failure.target == timeout.target:
+    if failure.is_explicit and may_time_out and failure.target == timeout.target:
         yield Edge(spec.step_id, failure.target, "failure", f"{failed} or timeout")
         return
-    if failure.said:
+    if failure.is_explicit:
         yield Edge(spec.step_id, failure.target, "failure", failed)
-    if timeout.said:
+    if timeout.is_explicit:
         yield Edge(spec.step_id, timeout.target, "failure", late)
 
 
@@ -165,11 +165,11 @@ def _inner(plan: Plan, spec: StepSpec) -> Iterator[Flow]:
 
 
 def _notes(spec: StepSpec) -> list[str]:
-    """What kind of step it is, in a line."""
+    """Describe the step in a line or two."""
     if spec.external_call is not None:
         return [f"{spec.external_call.method} {host(spec.external_call.url)}"]
     if spec.notify is not None:
-        return [f"tells {host(spec.notify.url)}"]
+        return [f"notifies {host(spec.notify.url)}"]
     if spec.wait is not None:
         return [_wait_note(spec)]
     if spec.human_approval is not None:
@@ -188,7 +188,7 @@ _JOINS = {"fail_fast": "the first failure ends it", "collect": "failures are col
 
 def _wait_note(spec: StepSpec) -> str:
     wait = spec.wait
-    assert wait is not None, "a wait says for what"
+    assert wait is not None, "a wait has a timer or a signal"
     if wait.signal is not None:
         return f"waits for signal {wait.signal}"
     return f"waits {duration(wait.duration_ms)}" if wait.duration_ms is not None else f"waits until {wait.until}"
@@ -197,8 +197,8 @@ def _wait_note(spec: StepSpec) -> str:
 def _safety_notes(spec: StepSpec) -> list[str]:
     match spec.retry_safety:
         case "NOT_SAFE_TO_RETRY":
-            return ["never tried twice"]
+            return ["never retried"]
         case "SAFE_TO_RETRY_WITH_GUARD":
-            return ["asks its guard before trying again"]
+            return ["calls its guard before a retry"]
         case _:
             return []

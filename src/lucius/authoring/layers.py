@@ -1,4 +1,4 @@
-"""Layers of a drawing: which rank a node has, in what order a rank stands, and where in it."""
+"""Layers of a drawing: the rank of each node, the order within a rank, and the horizontal position."""
 
 import random
 from bisect import bisect_right, insort
@@ -7,15 +7,15 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-GAP_X = 26.0
-SWEEPS, STARTS = 12, 8
-LARGE = 1_000  # spots, from which on one start must do
+GAP_X_PX = 26.0
+MAX_SWEEPS, MAX_STARTS = 12, 8
+MAX_SPOTS_FOR_RESTARTS = 1_000  # number of spots above which there is only one start
 
 Link = tuple[int, int]  # from one node to another
 
 
 class Spot(Struct, eq=False):
-    """A place in a rank: a node, a label, or where an arrow passes. `x` is the point where arrows meet it."""
+    """A position in a rank: a node, a label, or a point of an arrow. `x` is where arrows meet it."""
 
     rank: int
     left: float
@@ -30,13 +30,13 @@ Layers = list[list[Spot]]
 
 
 def connect(upper: Spot, lower: Spot, weight: float) -> None:
-    """`weight` is how much it matters that both stand in a line."""
+    """Connect two spots; the larger `weight`, the straighter the line."""
     upper.down.append((lower, weight))
     lower.up.append((upper, weight))
 
 
 def back_links(count: int, links: Sequence[Link]) -> set[int]:
-    """Those that close a circle, when the graph is walked depth first and in the order of the links."""
+    """Return the links that close a cycle, when the graph is walked depth first and in the order of the links."""
     out: list[list[int]] = [[] for _ in range(count)]
     for number, (source, _) in enumerate(links):
         out[source].append(number)
@@ -68,7 +68,7 @@ def _walk(start: int, links: Sequence[Link], out: list[list[int]], done: set[int
 
 
 def ranks(count: int, links: Sequence[Link]) -> list[int]:
-    """The longest way from a start, in a graph without circles."""
+    """Return the length of the longest path to each node from a start, in a graph without cycles."""
     found, waiting = [0] * count, [0] * count
     out: list[list[int]] = [[] for _ in range(count)]
     for source, target in links:
@@ -86,14 +86,17 @@ def ranks(count: int, links: Sequence[Link]) -> list[int]:
 
 
 def put_in_order(layers: Layers) -> None:
-    """Each layer in the order of where its neighbours stand, down and up, from several starts; the best order stays."""
+    """Order each layer by the positions of its neighbours.
+
+    Sweeps down and up, from several starts, and keeps the order with the fewest crossings.
+    """
     best, fewest = [list(layer) for layer in layers], _crossings(layers)
     shuffled = random.Random(0)
-    large = sum(map(len, layers)) > LARGE
-    for start in range(1 if large else STARTS):
+    large = sum(map(len, layers)) > MAX_SPOTS_FOR_RESTARTS
+    for start in range(1 if large else MAX_STARTS):
         for layer in layers if start else ():
             shuffled.shuffle(layer)
-        for sweep in range(SWEEPS):
+        for sweep in range(MAX_SWEEPS):
             if not fewest:
                 break
             _sweep(layers, downwards=sweep % 2 == 0)
@@ -128,11 +131,11 @@ def _crossings(layers: Layers) -> int:
 
 
 def set_x(layers: Layers) -> None:
-    """Every spot as near to its neighbours as the others in its layer allow, and what hangs together in a line."""
+    """Place every spot as near to its neighbours as its layer allows, and align chains."""
     for layer in layers:
         _put(layer, [0.0] * len(layer), [1.0] * len(layer))
-    large = sum(map(len, layers)) > LARGE
-    for sweep in range(SWEEPS if large else 4 * SWEEPS):
+    large = sum(map(len, layers)) > MAX_SPOTS_FOR_RESTARTS
+    for sweep in range(MAX_SWEEPS if large else 4 * MAX_SWEEPS):
         for layer in layers if sweep % 2 == 0 else reversed(layers):
             pulls = [[(other.x, weight) for other, weight in (*spot.up, *spot.down)] for spot in layer]
             weights = [sum(weight for _, weight in pull) for pull in pulls]
@@ -142,7 +145,7 @@ def set_x(layers: Layers) -> None:
             ]
             _put(layer, wanted, [weight or 0.1 for weight in weights])
     lines = _lines(layers)
-    for _ in range(SWEEPS):
+    for _ in range(MAX_SWEEPS):
         middles = {}
         for line in lines:
             middles.update(dict.fromkeys(map(id, line), sum(spot.x for spot in line) / len(line)))
@@ -151,7 +154,7 @@ def set_x(layers: Layers) -> None:
 
 
 def _lines(layers: Layers) -> list[list[Spot]]:
-    """Spots one below the other with nothing branching off or joining between them."""
+    """Return chains of spots, one below the other, with nothing branching off or joining between them."""
     lines: dict[int, list[Spot]] = {}
     for layer in layers:
         for spot in layer:
@@ -163,15 +166,15 @@ def _lines(layers: Layers) -> list[list[Spot]]:
 
 
 def _put(layer: list[Spot], wanted: list[float], weights: list[float]) -> None:
-    gaps = [a.right + GAP_X + b.left for a, b in pairwise(layer)]
+    gaps = [a.right + GAP_X_PX + b.left for a, b in pairwise(layer)]
     for spot, x in zip(layer, fitted(wanted, weights, gaps), strict=True):
         spot.x = x
 
 
 def fitted(wanted: Sequence[float], weights: Sequence[float], gaps: Sequence[float]) -> list[float]:
-    """Positions as near to the wanted ones as at least `gaps[i]` between the i-th and the next allow.
+    """Return positions as near to the wanted ones as possible with `gaps[i]` or more between the i-th and the next.
 
-    Without the gaps this is isotonic regression: whatever is out of order is pooled and shares its mean.
+    Without the gaps this is isotonic regression: values that are out of order are pooled and share their mean.
     """
     offsets = [0.0]
     for gap in gaps:

@@ -1,8 +1,8 @@
-"""Where the boxes and arrows of one flat graph go: layer below layer, as in Sugiyama's method.
+"""Positions of the boxes and arrows of one flat graph: layer below layer, as in Sugiyama's method.
 
-Arrows that go back are taken out first and drawn at the left edge. The rest is acyclic: every box gets the rank of
-its longest way from a start, an arrow over several ranks gets a place of its own in each of them, and so does a
-label, in a rank between. Hence nothing lies on anything else. Long arrows of one style to one node run together.
+Back arrows are set aside and drawn at the left edge. The rest is acyclic: the rank of a box is its
+longest path from a start, an arrow over several ranks gets a spot of its own in each of them, and so does a label, in a
+rank between. So nothing overlaps. Long arrows of one style to one node run together.
 """
 
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from typing import Literal
 
 from msgspec import Struct
 
-from lucius.authoring.layers import GAP_X, Spot, back_links, connect, put_in_order, ranks, set_x
+from lucius.authoring.layers import GAP_X_PX, Spot, back_links, connect, put_in_order, ranks, set_x
 
-GAP_Y, CHANNEL, PORT = 22.0, 10.0, 18.0
+GAP_Y_PX, CHANNEL_PX, PORT_PX = 22.0, 10.0, 18.0
 
 Point = tuple[float, float]
 End = Literal["source", "target"]
 
 
 class Box(Struct, frozen=True):
-    """What a node needs around the point where arrows meet it: `left` and `right` of it, and below."""
+    """Extent of a node: `left` and `right` of the point where arrows meet it, and below that."""
 
     left: float
     right: float
@@ -35,7 +35,7 @@ class Arrow(Struct, frozen=True):
 
 
 class Route(Struct, frozen=True):
-    """`straight` is drawn with corners, the other as a curve through its points. One that `joins` ends in another."""
+    """Path of an arrow: `straight` with corners, otherwise a curve. If `joins`, it ends in another arrow."""
 
     points: tuple[Point, ...]
     label_at: Point | None = None
@@ -44,7 +44,7 @@ class Route(Struct, frozen=True):
 
 
 class Layout(Struct, frozen=True):
-    """`nodes` are the points in their upper edges where arrows meet them."""
+    """Positions in one graph. `nodes` are the points in their upper edges where arrows meet them."""
 
     width: float
     height: float
@@ -53,11 +53,11 @@ class Layout(Struct, frozen=True):
 
 
 def lay_out(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> Layout:
-    return _Sheet(boxes, arrows).drawn()
+    return _LayoutBuilder(boxes, arrows).build()
 
 
-class _Sheet:
-    """Nodes have even ranks; the odd ones between them are for labels."""
+class _LayoutBuilder:
+    """Computes a layout. Nodes have even ranks; the odd ones between them are for labels."""
 
     def __init__(self, boxes: Sequence[Box], arrows: Sequence[Arrow]) -> None:
         links = [(arrow.source, arrow.target) for arrow in arrows]
@@ -82,7 +82,7 @@ class _Sheet:
         self._set_y()
 
     def _make_chains(self) -> None:
-        """The longest arrows first, so that shorter ones find something to join."""
+        """Make the spots of all arrows, the longest first, so that shorter ones can join them."""
         shared: dict[tuple[int, str], dict[int, Spot]] = {}
         onwards = [number for number in range(len(self.arrows)) if number not in self.back]
         for number in sorted(onwards, key=lambda n: self._node(n, "source").rank):
@@ -90,7 +90,7 @@ class _Sheet:
             self._make_chain(number, arrow, shared.setdefault((arrow.target, arrow.style), {}))
 
     def _make_chain(self, number: int, arrow: Arrow, shared: dict[int, Spot]) -> None:
-        """The spots between both ends of an arrow, its label's right below its source."""
+        """Make the spots between both ends of an arrow, its label's right below its source."""
         above = source = self.nodes[arrow.source]
         width, height = arrow.label or (2.0, 0.0)
         chain: list[Spot] = []
@@ -102,12 +102,12 @@ class _Sheet:
             connect(above, spot, 8 * arrow.weight if chain else arrow.weight)
             chain.append(spot)
             above = spot
-            if rank % 2 == 0:  # only a rank with nodes has some height for another arrow to come in
+            if rank % 2 == 0:  # only a rank with nodes has the height for another arrow to join
                 shared[rank] = spot
         self.chains[number] = chain
         connect(above, self.joins.get(number, self.nodes[arrow.target]), arrow.weight)
 
-    def drawn(self) -> Layout:
+    def build(self) -> Layout:
         exits, entries = self._ports("source"), self._ports("target")
         routes = [
             self._back_route(number, exits[number], entries[number])
@@ -124,10 +124,10 @@ class _Sheet:
         arrow = self.arrows[number]
         return self.nodes[arrow.source if end == "source" else arrow.target]
 
-    # Arrows that go back
+    # Back arrows
 
     def _place_lanes(self) -> None:
-        """Left of all that is in the same ranks, the shortest way back next to the nodes."""
+        """Place back arrows left of everything in the same ranks, the shortest next to the nodes."""
 
         def ranks_of(number: int) -> tuple[int, int]:
             return self._node(number, "target").rank - 1, self._node(number, "source").rank + 1
@@ -138,7 +138,7 @@ class _Sheet:
             for other, x in self.lanes.items():
                 if ranks_of(other)[0] <= bottom and top <= ranks_of(other)[1]:
                     beside.append(x - self._half_lane(other))
-            self.lanes[number] = min(beside) - self._half_lane(number) - GAP_X / 2
+            self.lanes[number] = min(beside) - self._half_lane(number) - GAP_X_PX / 2
 
     def _half_lane(self, number: int) -> float:
         label = self.arrows[number].label
@@ -153,17 +153,17 @@ class _Sheet:
             spot.x -= edge
 
     def _channels(self, rank: int, end: End) -> float:
-        """Room for the level parts of arrows that go back, below their sources and above their targets."""
+        """Return the room for the horizontal parts of back arrows, below their sources and above their targets."""
         count = sum(self._node(number, end).rank == rank for number in self.back)
-        return CHANNEL * (count + 1) if count else 0.0
+        return CHANNEL_PX * (count + 1) if count else 0.0
 
     def _channel(self, number: int, end: End) -> float:
-        """How far from the rank this arrow's is."""
+        """Return how far this arrow's horizontal part is from the rank."""
         rank = self._node(number, end).rank
-        return CHANNEL * (1 + [other for other in self.back if self._node(other, end).rank == rank].index(number))
+        return CHANNEL_PX * (1 + [other for other in self.back if self._node(other, end).rank == rank].index(number))
 
     def _back_route(self, number: int, out: float, into: float) -> Route:
-        """Out below, up along the left edge, and in from above."""
+        """Return the route of a back arrow: out below, up along the left edge, and in from above."""
         source, target = self._node(number, "source"), self._node(number, "target")
         lane = self.lanes[number]
         below = self.bottoms[source.rank] + self._channel(number, "source")
@@ -173,14 +173,14 @@ class _Sheet:
         labelled = self.arrows[number].label is not None
         return Route(points, (lane, (above + below) / 2) if labelled else None, straight=True)
 
-    # Arrows that go on
+    # Forward arrows
 
     def _set_y(self) -> None:
         y = 0.0
         for rank, layer in enumerate(self.layers):
             height = max((spot.height for spot in layer), default=0.0)
             if rank > 0 and (height or rank % 2 == 0):
-                y += GAP_Y
+                y += GAP_Y_PX
             y += self._channels(rank, "target")
             self.tops.append(y)
             y += height
@@ -188,14 +188,14 @@ class _Sheet:
             y += self._channels(rank, "source")
 
     def _ports(self, end: End) -> dict[int, float]:
-        """Arrows that share a node's edge get a little distance from each other, in the order they go off."""
+        """Return where arrows meet their nodes, spread along the edge in the order of their directions."""
         found = {}
         for node in self.nodes:
             ours = [number for number in range(len(self.arrows)) if self._node(number, end) is node]
             if end == "target":
                 ours = [number for number in ours if number not in self.joins]
             ours.sort(key=lambda number: self._heads_for(number, end))
-            step = min(PORT, 1.2 * min(node.left, node.right) / max(1, len(ours)))
+            step = min(PORT_PX, 1.2 * min(node.left, node.right) / max(1, len(ours)))
             for place, number in enumerate(ours):
                 found[number] = node.x + (place - (len(ours) - 1) / 2) * step
         return found
@@ -211,7 +211,7 @@ class _Sheet:
         end = self.joins.get(number, self._node(number, "target"))
         points = [(out, self.tops[source.rank] + source.height), (out, self.bottoms[source.rank])]
         for spot in chain:
-            if self.tops[spot.rank] < self.bottoms[spot.rank]:  # an empty rank has no height to go straight through
+            if self.tops[spot.rank] < self.bottoms[spot.rank]:  # an empty rank has no height
                 points += [(spot.x, self.tops[spot.rank]), (spot.x, self.bottoms[spot.rank])]
         points.append((end.x if into is None else into, self.tops[end.rank]))
         label_at = None

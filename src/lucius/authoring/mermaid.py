@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 
+from lucius.authoring.formatting import shortened
 from lucius.authoring.graph import Edge, Flow, Graph, Node
-from lucius.authoring.words import shortened
 
-MAX_LABEL = 80
+MAX_LABEL_CHARS = 80
 _SHAPES = {
     "task": ('["', '"]'),
     "decision": ('{"', '"}'),
@@ -28,7 +28,7 @@ def mermaid(graph: Graph) -> str:
 
 
 def _comment(text: str) -> str:
-    """Braces in a comment can be taken for a directive."""
+    """Replace braces, which in a comment can be taken for a directive."""
     return shortened(text, 200).replace("{", "(").replace("}", ")")
 
 
@@ -67,30 +67,30 @@ def _inner(flow: Flow, container: Node) -> Iterator[str]:
 
 def _edge(edge: Edge, scope: str) -> str:
     arrow = "-.->" if edge.kind == "failure" else "-->"
-    label = f'|"{_text(shortened(edge.label, MAX_LABEL))}"|' if edge.label else ""
+    label = f'|"{_text(shortened(edge.label, MAX_LABEL_CHARS))}"|' if edge.label else ""
     return f"{_id(edge.source, scope)} {arrow}{label} {_id(edge.target, scope)}"
 
 
 def _id(name: str, scope: str) -> str:
-    """Ends are there once for each flow, steps once in all. Mermaid has reserved words, hence the prefix."""
+    """Return a unique id; its prefix keeps it distinct from Mermaid's reserved words."""
     return f"e_{scope}_{name}" if name.isupper() else f"s_{_plain_id(name)}"
 
 
 def _plain_id(name: str) -> str:
-    """Step ids are in lower case, so that nothing else becomes a capital letter."""
+    """Replace `-` and space by capital letters, which step ids do not have."""
     return name.replace("-", "D").replace(" ", "B")
 
 
 def _label(node: Node) -> str:
-    lines = (shortened(line, MAX_LABEL) for line in (node.title, *node.notes))
+    lines = (shortened(line, MAX_LABEL_CHARS) for line in (node.title, *node.notes))
     return "<br/>".join(_text(line) for line in lines) or " "
 
 
 def _title(node: Node) -> str:
-    """Of a subgraph: a single line, since Mermaid draws what is inside over a second one."""
-    return _text(shortened(f"{node.title}: {', '.join(node.notes)}", 2 * MAX_LABEL))
+    """Return the title of a subgraph in a single line: Mermaid draws the content over a second one."""
+    return _text(shortened(f"{node.title}: {', '.join(node.notes)}", 2 * MAX_LABEL_CHARS))
 
 
 def _text(text: str) -> str:
-    """Whatever could mean something to Mermaid, Markdown or HTML goes by its number."""
+    """Replace every character that could mean something to Mermaid, Markdown or HTML by its number."""
     return _PLAIN.sub(lambda found: f"#{ord(found[0])};", text)

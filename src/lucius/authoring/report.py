@@ -1,15 +1,16 @@
-"""A rehearsal as data: the same for people and for machines."""
+"""Report of a simulation, as the CLI prints it."""
 
 from typing import Any
 
 from msgspec import Struct
 
-from lucius.authoring.simulate import Rehearsal
-from lucius.authoring.timeline import Entry, Leg
-from lucius.core.derived import by_index
-from lucius.core.model import Attempt, ErrorInfo, JobStatus, Millis, Step, StepStatus
-from lucius.core.protocol import Place, spec_id
-from lucius.core.transitions import NOT_STARTED
+from lucius.authoring.simulate import SimulationResult
+from lucius.authoring.timeline import PathStep, TimelineEntry
+from lucius.core.decide.derived_state import by_index
+from lucius.core.decide.transitions import NOT_STARTED
+from lucius.core.model.records import Attempt, ErrorInfo, Millis, Step
+from lucius.core.model.statuses import JobStatus, StepStatus
+from lucius.core.protocol.definition import Place, spec_id
 
 
 class AttemptLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,7 +40,10 @@ class ReviewLine(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """`ended` if the job did; else `stands_still` or `cut_off` says why not. `undone` is in the order it was undone."""
+    """Outcome of a simulation. If the job has not `ended`, `stands_still` or `cut_off` says why.
+
+    `undone` is in the order in which the steps were undone.
+    """
 
     request_type: str
     version: int
@@ -50,8 +54,8 @@ class Report(Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None
     took_ms: Millis
     attempts_total: int
-    path: list[Leg]
-    timeline: list[Entry]
+    path: list[PathStep]
+    timeline: list[TimelineEntry]
     steps: list[StepLine]
     undone: list[str]
     not_undone: list[str]
@@ -59,59 +63,59 @@ class Report(Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
-def report_of(rehearsal: Rehearsal) -> Report:
-    job, undoing = rehearsal.job, rehearsal.job.compensation
+def report_of(simulation: SimulationResult) -> Report:
+    job, undoing = simulation.job, simulation.job.compensation
     return Report(
-        request_type=rehearsal.protocol.request_type,
-        version=rehearsal.protocol.version,
+        request_type=simulation.protocol.request_type,
+        version=simulation.protocol.version,
         status=str(job.status),
         ended=not job.live,
-        stands_still=rehearsal.stands_still,
-        cut_off=rehearsal.cut_off,
+        stands_still=simulation.stands_still,
+        cut_off=simulation.cut_off,
         error=job.error,
-        took_ms=rehearsal.ended_at - rehearsal.started_at,
+        took_ms=simulation.ended_at - simulation.started_at,
         attempts_total=job.attempts_total,
-        path=list(rehearsal.path),
-        timeline=list(rehearsal.timeline),
-        steps=_steps(rehearsal),
+        path=list(simulation.path),
+        timeline=list(simulation.timeline),
+        steps=_steps(simulation),
         undone=list(undoing.done) if undoing else [],
         not_undone=list(undoing.todo) if undoing else list(job.compensable) if job.failure and job.error else [],
         reviews=[
             ReviewLine(kind=str(item.kind), status=str(item.status), step_id=item.step_id, error=item.error)
-            for item in rehearsal.reviews
+            for item in simulation.reviews
         ],
-        notes=list(rehearsal.notes),
+        notes=list(simulation.notes),
     )
 
 
-def _steps(rehearsal: Rehearsal) -> list[StepLine]:
-    """In the protocol's order: every step, and the handlers that ran."""
+def _steps(simulation: SimulationResult) -> list[StepLine]:
+    """Return every step, and the handlers that ran, in the protocol's order."""
     ended: dict[str, list[Attempt]] = {}
-    for found in rehearsal.attempts:
+    for found in simulation.attempts:
         ended.setdefault(found.step_id, []).append(found.attempt)
-    seen = {spec_id(step_id) for step_id in rehearsal.steps}
-    places = [place for place in rehearsal.protocol.plan.places.values() if place.handler_of is None]
+    seen = {spec_id(step_id) for step_id in simulation.steps}
+    places = [place for place in simulation.protocol.plan.places.values() if place.handler_of is None]
     lines: list[tuple[tuple[int, tuple[int, ...]], StepLine]] = [
-        ((place.index, ()), _not_started(rehearsal, place)) for place in places if place.spec.step_id not in seen
+        ((place.index, ()), _not_started(simulation, place)) for place in places if place.spec.step_id not in seen
     ]
-    lines += [(by_index(s), _started(rehearsal, s, ended.get(s.step_id, []))) for s in rehearsal.steps.values()]
+    lines += [(by_index(s), _started(simulation, s, ended.get(s.step_id, []))) for s in simulation.steps.values()]
     return [line for _, line in sorted(lines, key=lambda found: found[0])]
 
 
-def _not_started(rehearsal: Rehearsal, place: Place) -> StepLine:
-    status = NOT_STARTED.get(JobStatus(rehearsal.job.status), StepStatus.PENDING)
+def _not_started(simulation: SimulationResult, place: Place) -> StepLine:
+    status = NOT_STARTED.get(JobStatus(simulation.job.status), StepStatus.PENDING)
     name, kind = place.spec.step_id, place.spec.kind
     return StepLine(step_id=name, kind=kind, status=str(status), visits=0, attempts=[], result=None, error=None)
 
 
-def _started(rehearsal: Rehearsal, step: Step, ended: list[Attempt]) -> StepLine:
+def _started(simulation: SimulationResult, step: Step, ended: list[Attempt]) -> StepLine:
     current = [] if any(attempt.attempt_no == step.attempt.attempt_no for attempt in ended) else [step.attempt]
     return StepLine(
         step_id=step.step_id,
         kind=step.kind,
         status=str(step.status),
         visits=step.visit,
-        attempts=[_attempt(attempt, rehearsal.started_at) for attempt in (*ended, *current)],
+        attempts=[_attempt(attempt, simulation.started_at) for attempt in (*ended, *current)],
         result=step.result,
         error=step.last_error,
     )

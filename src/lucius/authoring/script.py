@@ -1,42 +1,43 @@
-"""What the outside does in a rehearsal: how services answer, who votes, which signals come, what operators ask for."""
+"""Script of a simulation: answers of services, votes, signals and operator actions."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from msgspec import Struct, field
 
-from lucius.core.model import FailureClass, Millis
-from lucius.core.protocol import Approval, Protocol, StepSpec, spec_id
+from lucius.core.model.records import Millis
+from lucius.core.model.statuses import FailureClass
+from lucius.core.protocol.definition import Approval, ProtocolDefinition, StepSpec, spec_id
 
 Silence = Literal["ack", "lease", "step"]
 T = TypeVar("T")
 
 
 class ScriptError(Exception):
-    """The script speaks of something that the protocol has not got. The message is for its author."""
+    """Raised if a script does not fit the protocol. The message is for its author."""
 
 
-class Fails(Struct, frozen=True):
+class ScriptedFailure(Struct, frozen=True):
     """An attempt that ends with a failure."""
 
     failure_class: FailureClass
 
 
-class Silent(Struct, frozen=True):
-    """An attempt that is never acknowledged, or never heard of again, or goes on until its time limit."""
+class ScriptedSilence(Struct, frozen=True):
+    """An attempt that is never acknowledged, loses its lease, or runs until its time limit."""
 
     until: Silence
 
 
-class Answers(Struct, frozen=True):
-    """What an attempt is answered with: the result of a task, or a call's status and body."""
+class ScriptedAnswer(Struct, frozen=True):
+    """Answer to an attempt: the result of a task, or a call's status and body."""
 
     body: Any = None
     status: int = 200
 
 
 class Ballot(Struct, frozen=True):
-    """A vote. Without `by`, as many people vote as are needed. Without `at`, it comes a while after it is asked for."""
+    """A vote. Without `by`, as many people vote as needed. Without `at`, they vote a while after the request."""
 
     approves: bool
     by: str | None = None
@@ -44,53 +45,53 @@ class Ballot(Struct, frozen=True):
     at: Millis | None = None
 
 
-class Told(Struct, frozen=True):
-    """A signal. Without `at`, it comes a while after a step starts to wait for it."""
+class ScriptedSignal(Struct, frozen=True):
+    """A signal. Without `at`, it is sent a while after a step starts to wait for it."""
 
     name: str
     payload: Any = None
     at: Millis | None = None
 
 
-class Asked(Struct, frozen=True):
+class ScriptedAct(Struct, frozen=True):
     what: Literal["pause", "resume", "cancel"]
     at: Millis
 
 
 class Script(Struct, frozen=True, kw_only=True):
-    """By step: `ocr` means that step in every map item, `ocr.3` only in the fourth.
+    """Behaviour by step: `ocr` means that step in every map item, `ocr.3` only in the fourth.
 
-    `troubles` come first, one for each attempt; then `answers`, one for each attempt, and the last one for all others.
+    An attempt takes the next of `failures`; after these the next of `answers`, whose last one repeats.
     """
 
-    troubles: Mapping[str, tuple[Fails | Silent, ...]] = field(default_factory=dict)
-    answers: Mapping[str, tuple[Answers, ...]] = field(default_factory=dict)
-    guards: Mapping[str, tuple[Answers, ...]] = field(default_factory=dict)
+    failures: Mapping[str, tuple[ScriptedFailure | ScriptedSilence, ...]] = field(default_factory=dict)
+    answers: Mapping[str, tuple[ScriptedAnswer, ...]] = field(default_factory=dict)
+    guards: Mapping[str, tuple[ScriptedAnswer, ...]] = field(default_factory=dict)
     durations: Mapping[str, Millis] = field(default_factory=dict)
     ballots: Mapping[str, tuple[Ballot, ...]] = field(default_factory=dict)
-    signals: tuple[Told, ...] = ()
-    asked: tuple[Asked, ...] = ()
+    signals: tuple[ScriptedSignal, ...] = ()
+    acts: tuple[ScriptedAct, ...] = ()
 
 
-def for_step(told: Mapping[str, T], step_id: str) -> T | None:
-    return told.get(step_id, told.get(spec_id(step_id)))
+def for_step(by_step: Mapping[str, T], step_id: str) -> T | None:
+    return by_step.get(step_id, by_step.get(spec_id(step_id)))
 
 
-def usual_silence(protocol: Protocol, step_id: str) -> Silence:
-    """How a step times out if nothing else is said: by its own limit, and without one by its lease."""
+def default_silence(protocol: ProtocolDefinition, step_id: str) -> Silence:
+    """Return how a step times out by default: by its own limit, and without one by its lease."""
     spec = _known(protocol, step_id)
     return "lease" if spec is not None and spec.kind == "task" and not spec.timeout_ms else "step"
 
 
-def check(script: Script, protocol: Protocol) -> None:
-    """Raises ScriptError for what can't happen to this protocol."""
-    for step_id, troubles in script.troubles.items():
+def check(script: Script, protocol: ProtocolDefinition) -> None:
+    """Raise ScriptError if the script does not fit the protocol."""
+    for step_id, failures in script.failures.items():
         spec = _spec(protocol, step_id, _DISPATCHED, "can't fail or time out by itself")
-        for trouble in troubles:
-            if isinstance(trouble, Silent):
-                _check_silence(spec, trouble.until)
+        for failure in failures:
+            if isinstance(failure, ScriptedSilence):
+                _check_silence(spec, failure.until)
     for step_id in script.answers:
-        _spec(protocol, step_id, _DISPATCHED, "is not answered by anybody")
+        _spec(protocol, step_id, _DISPATCHED, "takes no answer")
     for step_id in script.durations:
         _spec(protocol, step_id, _DISPATCHED, "takes no time of its own")
     for step_id in script.guards:
@@ -105,7 +106,7 @@ def check(script: Script, protocol: Protocol) -> None:
 _DISPATCHED = frozenset({"task", "external_call", "notify"})
 
 
-def _spec(protocol: Protocol, step_id: str, kinds: frozenset[str], why: str) -> StepSpec:
+def _spec(protocol: ProtocolDefinition, step_id: str, kinds: frozenset[str], why: str) -> StepSpec:
     spec = _known(protocol, step_id)
     if spec is None:
         known = ", ".join(protocol.plan.places)
@@ -115,8 +116,8 @@ def _spec(protocol: Protocol, step_id: str, kinds: frozenset[str], why: str) -> 
     return spec
 
 
-def _known(protocol: Protocol, step_id: str) -> StepSpec | None:
-    """Item numbers stand only behind steps that are inside as many maps."""
+def _known(protocol: ProtocolDefinition, step_id: str) -> StepSpec | None:
+    """Return the step, or None. Item numbers are valid only for steps that are inside as many maps."""
     spec, _, items = step_id.partition(".")
     place = protocol.plan.places.get(spec)
     if place is None or (items and len(items.split(".")) != place.maps):
@@ -131,7 +132,7 @@ def _check_silence(spec: StepSpec, until: Silence) -> None:
         raise ScriptError(f"step {spec.step_id} has no timeout_ms; it can lose its lease, as in {spec.step_id}:lease")
 
 
-def _check_signals(script: Script, protocol: Protocol) -> None:
+def _check_signals(script: Script, protocol: ProtocolDefinition) -> None:
     specs = [place.spec for place in protocol.plan.places.values()]
     known = sorted({spec.wait.signal for spec in specs if spec.wait is not None and spec.wait.signal})
     for signal in script.signals:
@@ -140,7 +141,7 @@ def _check_signals(script: Script, protocol: Protocol) -> None:
 
 
 def voters(ballot: Ballot, approval: Approval) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Who votes, and in which groups they are."""
+    """Yield the voters of a ballot, each with the groups they are in."""
     if ballot.by is not None:
         yield ballot.by, ballot.groups
         return

@@ -1,86 +1,93 @@
-"""A rehearsal: the real core on a virtual clock, with services, callers and people that do what a script says."""
+"""Simulation of a job: the real core on a virtual clock, with services, hosts and people that follow a script."""
 
 from typing import Any
 
 from msgspec import Struct
 
-from lucius.authoring.players import Calls, People, Services
+from lucius.authoring.actors import CallSimulator, People, Services
+from lucius.authoring.formatting import duration
 from lucius.authoring.script import Script
-from lucius.authoring.stage import Stage
-from lucius.authoring.timeline import Entry, Leg
-from lucius.authoring.words import duration
-from lucius.core.decision import EndedAttempt
-from lucius.core.inputs import Start, Submit
-from lucius.core.model import Command, Instant, Job, Millis, Mode, ReviewItem, Step
-from lucius.core.protocol import Protocol, digest
-from lucius.core.routing import route
-from lucius.core.tools import Tools
+from lucius.authoring.sim_state import SimState
+from lucius.authoring.timeline import PathStep, TimelineEntry
+from lucius.core.model.decision import EndedAttempt
+from lucius.core.model.inputs import Start, Submit
+from lucius.core.model.records import Command, Instant, Job, Millis, ReviewItem, Step
+from lucius.core.model.routing import route
+from lucius.core.model.statuses import Mode
+from lucius.core.model.tools import Tools
+from lucius.core.protocol.definition import ProtocolDefinition, digest
 
-MIDNIGHT: Instant = 1_767_225_600_000  # of 2026-01-01; the time of day is then the time that has passed
+DEFAULT_START_MS: Instant = 1_767_225_600_000  # 2026-01-01 00:00 UTC, so that the time of day is the elapsed time
 CLIENT = "client"
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    max_time: Millis = 366 * 86_400_000
+    max_time_ms: Millis = 366 * 86_400_000
     max_decisions: int = 200_000
 
 
-USUAL_LIMITS = Limits()
+DEFAULT_LIMITS = Limits()
 
 
-class Rehearsal(Struct, frozen=True, kw_only=True):
-    """What came of it. `stands_still` says for what the job would wait for ever, `cut_off` why it was not ended."""
+class SimulationResult(Struct, frozen=True, kw_only=True):
+    """Outcome of a simulation.
+
+    `stands_still` says what the job would wait for forever, `cut_off` why the simulation was stopped early.
+    """
 
     job: Job
-    protocol: Protocol
+    protocol: ProtocolDefinition
     started_at: Instant
     ended_at: Instant
     steps: dict[str, Step]
     attempts: tuple[EndedAttempt, ...]
     reviews: tuple[ReviewItem, ...]
-    timeline: tuple[Entry, ...]
-    path: tuple[Leg, ...]
+    timeline: tuple[TimelineEntry, ...]
+    path: tuple[PathStep, ...]
     notes: tuple[str, ...]
     stands_still: str | None = None
     cut_off: str | None = None
 
 
 def simulate(
-    protocol: Protocol,
+    protocol: ProtocolDefinition,
     payload: dict[str, Any],
     script: Script,
     *,
     tools: Tools,
-    calls: Calls,
+    calls: CallSimulator,
     seed: int = 0,
-    limits: Limits = USUAL_LIMITS,
-    start: Instant = MIDNIGHT,
-) -> Rehearsal:
-    """The same arguments have the same outcome. The payload is one that ingress has taken."""
-    stage = Stage(protocol, tools, seed, start)
-    People(stage, script)
-    services = Services(stage, script, calls)
-    stage.decide(_submit(protocol, payload), Start())
-    while stage.job.live:
+    limits: Limits = DEFAULT_LIMITS,
+    start: Instant = DEFAULT_START_MS,
+) -> SimulationResult:
+    """Simulate one job and return the outcome: the same for the same arguments.
+
+    `payload` must have passed the checks of ingress.
+    """
+    state = SimState(protocol, tools, seed, start)
+    People(state, script)
+    services = Services(state, script, calls)
+    state.decide(_submit(protocol, payload), Start())
+    while state.job.live:
         services.take()
-        at = stage.next()
+        at = state.next_instant()
         if at is None:
-            return _rehearsal(stage, stands_still=stage.why())
-        if why := _over(stage, at, limits):
-            return _rehearsal(stage, cut_off=why)
-        stage.go_to(at)
-    return _rehearsal(stage)
+            return _result(state, stands_still=state.explain_wait())
+        if why := _exceeded_limit(state, at, limits):
+            return _result(state, cut_off=why)
+        state.advance_to(at)
+    return _result(state)
 
 
-def _over(stage: Stage, at: Instant, limits: Limits) -> str | None:
-    if at - stage.start > limits.max_time:
-        return f"it would take longer than {duration(limits.max_time)}: {stage.why()}"
-    if stage.decisions >= limits.max_decisions:
-        return f"it took more than {limits.max_decisions} decisions: {stage.why()}"
+def _exceeded_limit(state: SimState, at: Instant, limits: Limits) -> str | None:
+    if at - state.start > limits.max_time_ms:
+        return f"it would take longer than {duration(limits.max_time_ms)}: {state.explain_wait()}"
+    if state.decisions >= limits.max_decisions:
+        return f"it took more than {limits.max_decisions} decisions: {state.explain_wait()}"
     return None
 
 
-def _submit(protocol: Protocol, payload: dict[str, Any]) -> Submit:
+def _submit(protocol: ProtocolDefinition, payload: dict[str, Any]) -> Submit:
     command = Command(
         tenant_id="author",
         request_type=protocol.request_type,
@@ -103,19 +110,19 @@ def _submit(protocol: Protocol, payload: dict[str, Any]) -> Submit:
     )
 
 
-def _rehearsal(stage: Stage, *, stands_still: str | None = None, cut_off: str | None = None) -> Rehearsal:
-    stage.teller.conclude(stage.view)
-    return Rehearsal(
-        job=stage.job,
-        protocol=stage.protocol,
-        started_at=stage.start,
-        ended_at=stage.now,
-        steps=dict(stage.view.steps),
-        attempts=tuple(stage.attempts),
-        reviews=tuple(stage.reviews.values()),
-        timeline=tuple(stage.teller.entries),
-        path=tuple(stage.teller.path),
-        notes=tuple(stage.teller.notes),
+def _result(state: SimState, *, stands_still: str | None = None, cut_off: str | None = None) -> SimulationResult:
+    state.timeline.finish(state.view)
+    return SimulationResult(
+        job=state.job,
+        protocol=state.protocol,
+        started_at=state.start,
+        ended_at=state.now,
+        steps=dict(state.view.steps),
+        attempts=tuple(state.attempts),
+        reviews=tuple(state.reviews.values()),
+        timeline=tuple(state.timeline.entries),
+        path=tuple(state.timeline.path),
+        notes=tuple(state.timeline.notes),
         stands_still=stands_still,
         cut_off=cut_off,
     )

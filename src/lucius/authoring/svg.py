@@ -1,4 +1,4 @@
-"""A graph as a picture: SVG with its own background, in light and dark colours."""
+"""A graph as an SVG picture, with its own background, in light and dark colours."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,13 +6,13 @@ from html import escape
 
 from msgspec import Struct
 
+from lucius.authoring.formatting import shortened
 from lucius.authoring.graph import Edge, Flow, Graph, Node
 from lucius.authoring.layout import Arrow, Box, Layout, Route, lay_out
-from lucius.authoring.words import shortened
 
-TITLE, NOTE, LINE, NOTE_LINE = 13.0, 11.0, 17.0, 14.0
-PAD, MARGIN, HANDLER_GAP = 12.0, 22.0, 76.0
-MAX_NOTE, MAX_LABEL, LABEL_LINES = 46, 44, 3
+TITLE_PX, NOTE_PX, LINE_PX, NOTE_LINE_PX = 13.0, 11.0, 17.0, 14.0
+PAD_PX, MARGIN_PX, HANDLER_GAP_PX = 12.0, 22.0, 76.0
+MAX_NOTE_CHARS, MAX_LABEL_CHARS, MAX_LABEL_LINES = 46, 44, 3
 _NARROW, _WIDE = frozenset("ijlftrI.,:;'|!()[]{}-/\\ `"), frozenset("mwMW@%")
 
 _RULES = """
@@ -45,49 +45,49 @@ STYLE = f"""
 """
 
 
-class _Sized(Struct, frozen=True):
-    """A node with what is inside it laid out: the size of its own box, and how far it is from box to handler."""
+class _SizedNode(Struct, frozen=True):
+    """A node with its layout: the size of its box, the flows inside, and its handler."""
 
     node: Node
     width: float
     height: float
     head: float = 0.0
-    flows: "tuple[_Laid, ...]" = ()
-    handler: "_Sized | None" = None
+    flows: "tuple[_SizedFlow, ...]" = ()
+    handler: "_SizedNode | None" = None
 
     @property
     def box(self) -> Box:
-        beside = HANDLER_GAP + self.handler.width if self.handler else 0.0
+        beside = HANDLER_GAP_PX + self.handler.width if self.handler else 0.0
         height = max(self.height, self.handler.height if self.handler else 0.0)
         return Box(self.width / 2, self.width / 2 + beside, height)
 
 
-class _Laid(Struct, frozen=True):
+class _SizedFlow(Struct, frozen=True):
     flow: Flow
-    nodes: tuple[_Sized, ...]
+    nodes: tuple[_SizedNode, ...]
     labels: tuple[tuple[str, ...], ...]
     layout: Layout
     head: float
 
     @property
     def width(self) -> float:
-        return max(self.layout.width, measure(self.flow.name, NOTE) + PAD)
+        return max(self.layout.width, measure(self.flow.name, NOTE_PX) + PAD_PX)
 
 
 def svg(graph: Graph) -> str:
-    laid = _lay(graph.flow)
-    head = 2 * MARGIN + 4
-    foot = NOTE_LINE * len(graph.notes) + 8
-    widest = max([measure(graph.title, 15.0), *(measure(note, NOTE) for note in graph.notes), laid.width])
-    width, height = widest + 2 * MARGIN, head + laid.layout.height + foot + MARGIN
+    sized_flow = _size_flow(graph.flow)
+    head = 2 * MARGIN_PX + 4
+    foot = NOTE_LINE_PX * len(graph.notes) + 8
+    widest = max([measure(graph.title, 15.0), *(measure(note, NOTE_PX) for note in graph.notes), sized_flow.width])
+    width, height = widest + 2 * MARGIN_PX, head + sized_flow.layout.height + foot + MARGIN_PX
     body = [
         f'<rect class="paper" width="{width:.0f}" height="{height:.0f}" rx="8"/>',
-        f'<text class="head" x="{MARGIN}" y="{MARGIN + 8}">{escape(graph.title)}</text>',
-        *_flow(laid, (width - laid.width) / 2, head, nested=False),
+        f'<text class="head" x="{MARGIN_PX}" y="{MARGIN_PX + 8}">{escape(graph.title)}</text>',
+        *_flow(sized_flow, (width - sized_flow.width) / 2, head, nested=False),
     ]
     for number, note in enumerate(graph.notes):
-        y = head + laid.layout.height + 20 + number * NOTE_LINE
-        body.append(f'<text class="foot" x="{MARGIN}" y="{y:.1f}">{escape(note)}</text>')
+        y = head + sized_flow.layout.height + 20 + number * NOTE_LINE_PX
+        body.append(f'<text class="foot" x="{MARGIN_PX}" y="{y:.1f}">{escape(note)}</text>')
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
     lines = "\n".join(body)
     return (
@@ -100,7 +100,7 @@ def svg(graph: Graph) -> str:
 
 
 def measure(text: str, size: float) -> float:
-    """About the width of a text, and rather more than less: fonts differ."""
+    """Estimate the width of a text, rather too large than too small: fonts differ."""
     return size * sum(_share(char) for char in text) * 1.06
 
 
@@ -114,10 +114,10 @@ def _share(char: str) -> float:
     return 0.7 if char.isupper() else 0.57
 
 
-def _lay(flow: Flow) -> _Laid:
-    nodes = tuple(_sized(node) for node in flow.nodes)
+def _size_flow(flow: Flow) -> _SizedFlow:
+    nodes = tuple(_size_node(node) for node in flow.nodes)
     places = {node.id: index for index, node in enumerate(flow.nodes)}
-    labels = tuple(wrapped(edge.label, MAX_LABEL, LABEL_LINES) for edge in flow.edges)
+    labels = tuple(wrapped(edge.label, MAX_LABEL_CHARS, MAX_LABEL_LINES) for edge in flow.edges)
     arrows = [
         Arrow(
             places[edge.source],
@@ -128,17 +128,17 @@ def _lay(flow: Flow) -> _Laid:
         )
         for edge, lines in zip(flow.edges, labels, strict=True)
     ]
-    return _Laid(flow, nodes, labels, lay_out([node.box for node in nodes], arrows), LINE if flow.name else 0.0)
+    return _SizedFlow(flow, nodes, labels, lay_out([node.box for node in nodes], arrows), LINE_PX if flow.name else 0.0)
 
 
 def _label_size(lines: Sequence[str]) -> tuple[float, float] | None:
     if not lines:
         return None
-    return max(measure(line, NOTE) for line in lines) + 8, len(lines) * NOTE_LINE + 2
+    return max(measure(line, NOTE_PX) for line in lines) + 8, len(lines) * NOTE_LINE_PX + 2
 
 
 def wrapped(text: str, width: int, lines: int) -> tuple[str, ...]:
-    """In lines of about that width, broken between words or after operators; the rest is left off."""
+    """Break a text into lines of about that width, between words or after operators; the rest is left off."""
     made: list[str] = []
     for word in re.findall(r"\S+\s*", text):
         if made and len(made[-1]) + len(word.rstrip()) <= width:
@@ -151,44 +151,49 @@ def wrapped(text: str, width: int, lines: int) -> tuple[str, ...]:
     return tuple(cut)
 
 
-def _sized(node: Node) -> _Sized:
+def _size_node(node: Node) -> _SizedNode:
     match node.kind:
         case "start":
-            return _Sized(node, 14.0, 14.0)
+            return _SizedNode(node, 14.0, 14.0)
         case "succeed" | "fail":
-            return _Sized(node, measure(node.title, TITLE) + 2 * PAD, 28.0)
+            return _SizedNode(node, measure(node.title, TITLE_PX) + 2 * PAD_PX, 28.0)
         case _:
-            return _sized_container(node) if node.inner else _sized_step(node)
+            return _size_container(node) if node.inner else _size_step(node)
 
 
-def _sized_step(node: Node) -> _Sized:
-    notes = [measure(shortened(note, MAX_NOTE), NOTE) for note in node.notes]
-    slant = 2 * PAD if node.kind in ("decision", "notify", "human_approval", "external_call") else PAD
-    width = max([96.0, measure(node.title, TITLE) * 1.06, *notes]) + PAD + slant
-    height = 2 * 9.0 + LINE + NOTE_LINE * len(notes)
-    return _Sized(node, width, height, handler=_sized(node.handler) if node.handler else None)
+def _size_step(node: Node) -> _SizedNode:
+    notes = [measure(shortened(note, MAX_NOTE_CHARS), NOTE_PX) for note in node.notes]
+    slant = 2 * PAD_PX if node.kind in ("decision", "notify", "human_approval", "external_call") else PAD_PX
+    width = max([96.0, measure(node.title, TITLE_PX) * 1.06, *notes]) + PAD_PX + slant
+    height = 2 * 9.0 + LINE_PX + NOTE_LINE_PX * len(notes)
+    return _SizedNode(node, width, height, handler=_size_node(node.handler) if node.handler else None)
 
 
-def _sized_container(node: Node) -> _Sized:
-    flows = tuple(_lay(flow) for flow in node.inner)
-    head = 16.0 + LINE + NOTE_LINE * len(node.notes)
-    texts = [measure(node.title, TITLE) * 1.06, *(measure(shortened(n, MAX_NOTE), NOTE) for n in node.notes)]
-    inside = sum(flow.width + 2 * PAD for flow in flows) + PAD * (len(flows) - 1)
-    width = max(inside, *texts) + 2 * PAD
-    tallest = max(flow.layout.height + flow.head for flow in flows) + (2 * PAD if flows[0].flow.name else PAD)
-    return _Sized(node, width, head + tallest + PAD, head, flows, _sized(node.handler) if node.handler else None)
+def _size_container(node: Node) -> _SizedNode:
+    flows = tuple(_size_flow(flow) for flow in node.inner)
+    head = 16.0 + LINE_PX + NOTE_LINE_PX * len(node.notes)
+    texts = [
+        measure(node.title, TITLE_PX) * 1.06,
+        *(measure(shortened(n, MAX_NOTE_CHARS), NOTE_PX) for n in node.notes),
+    ]
+    inside = sum(flow.width + 2 * PAD_PX for flow in flows) + PAD_PX * (len(flows) - 1)
+    width = max(inside, *texts) + 2 * PAD_PX
+    tallest = max(flow.layout.height + flow.head for flow in flows) + (2 * PAD_PX if flows[0].flow.name else PAD_PX)
+    return _SizedNode(
+        node, width, head + tallest + PAD_PX, head, flows, _size_node(node.handler) if node.handler else None
+    )
 
 
 # Drawing
 
 
-def _flow(laid: _Laid, x: float, y: float, *, nested: bool) -> Iterable[str]:
-    x += (laid.width - laid.layout.width) / 2
-    for edge, route in zip(laid.flow.edges, laid.layout.routes, strict=True):
+def _flow(sized_flow: _SizedFlow, x: float, y: float, *, nested: bool) -> Iterable[str]:
+    x += (sized_flow.width - sized_flow.layout.width) / 2
+    for edge, route in zip(sized_flow.flow.edges, sized_flow.layout.routes, strict=True):
         yield from _arrow(edge, route, x, y)
-    for sized, (at_x, at_y) in zip(laid.nodes, laid.layout.nodes, strict=True):
+    for sized, (at_x, at_y) in zip(sized_flow.nodes, sized_flow.layout.nodes, strict=True):
         yield from _node(sized, x + at_x, y + at_y)
-    for edge, route, lines in zip(laid.flow.edges, laid.layout.routes, laid.labels, strict=True):
+    for edge, route, lines in zip(sized_flow.flow.edges, sized_flow.layout.routes, sized_flow.labels, strict=True):
         if route.label_at is not None:
             yield from _label(edge, lines, x + route.label_at[0], y + route.label_at[1], nested)
 
@@ -219,7 +224,7 @@ def _curved(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _cornered(points: Sequence[tuple[float, float]]) -> str:
-    """Straight lines with rounded corners."""
+    """Return a path of straight lines with rounded corners."""
     path = f"M{points[0][0]:.1f},{points[0][1]:.1f}"
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
         start, end = _towards(corner, before), _towards(corner, after)
@@ -243,43 +248,45 @@ def _label(edge: Edge, lines: Sequence[str], x: float, y: float, nested: bool) -
     yield f'<g><title>{escape(edge.label)}</title><rect class="{behind}" x="{x - width / 2:.1f}" '
     yield f'y="{y - height / 2:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
     for number, line in enumerate(lines):
-        at = y - height / 2 + 11.5 + number * NOTE_LINE
+        at = y - height / 2 + 11.5 + number * NOTE_LINE_PX
         yield f'<text class="{style}" x="{x:.1f}" y="{at:.1f}">{escape(line)}</text>'
     yield "</g>"
 
 
-def _node(sized: _Sized, x: float, y: float) -> Iterable[str]:
-    """`x` is the middle of its upper edge."""
+def _node(sized: _SizedNode, x: float, y: float) -> Iterable[str]:
+    """Draw a node; `x` is the middle of its upper edge."""
     node, left = sized.node, x - sized.width / 2
     yield f"<g><title>{escape(' · '.join((node.title, *node.notes)))}</title>"
     yield _shape(node.kind, left, y, sized.width, sized.height)
     yield from _texts(node, x, y)
     yield "</g>"
-    at = left + PAD
-    for laid in sized.flows:
-        width = laid.width + 2 * PAD
-        yield from _inside(laid, at, y + sized.head, width, sized)
-        at += width + PAD
+    at = left + PAD_PX
+    for sized_flow in sized.flows:
+        width = sized_flow.width + 2 * PAD_PX
+        yield from _inside(sized_flow, at, y + sized.head, width, sized)
+        at += width + PAD_PX
     if sized.handler is not None:
         yield from _handler(sized.handler, left + sized.width, y, sized)
 
 
-def _inside(laid: _Laid, x: float, y: float, width: float, container: _Sized) -> Iterable[str]:
+def _inside(sized_flow: _SizedFlow, x: float, y: float, width: float, container: _SizedNode) -> Iterable[str]:
     if len(container.flows) == 1:
-        x += (container.width - 2 * PAD - width) / 2
-    if laid.flow.name:
-        height = container.height - container.head - PAD
+        x += (container.width - 2 * PAD_PX - width) / 2
+    if sized_flow.flow.name:
+        height = container.height - container.head - PAD_PX
         yield f'<rect class="branch" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="6"/>'
-        yield f'<text class="note" x="{x + width / 2:.1f}" y="{y + 16:.1f}">{escape(laid.flow.name)}</text>'
-    yield from _flow(laid, x + PAD, y + laid.head + (PAD if laid.flow.name else PAD / 2), nested=True)
+        yield f'<text class="note" x="{x + width / 2:.1f}" y="{y + 16:.1f}">{escape(sized_flow.flow.name)}</text>'
+    yield from _flow(
+        sized_flow, x + PAD_PX, y + sized_flow.head + (PAD_PX if sized_flow.flow.name else PAD_PX / 2), nested=True
+    )
 
 
-def _handler(handler: _Sized, x: float, y: float, of: _Sized) -> Iterable[str]:
+def _handler(handler: _SizedNode, x: float, y: float, of: _SizedNode) -> Iterable[str]:
     middle = y + min(of.height, handler.height) / 2
-    end = x + HANDLER_GAP
+    end = x + HANDLER_GAP_PX
     yield f'<path class="undo" d="M{x:.1f},{middle:.1f} H{end:.1f}"/>'
     yield f'<circle class="tip" cx="{end - 3:.1f}" cy="{middle:.1f}" r="3"/>'
-    yield f'<text class="label" x="{x + HANDLER_GAP / 2:.1f}" y="{middle - 5:.1f}">undone by</text>'
+    yield f'<text class="label" x="{x + HANDLER_GAP_PX / 2:.1f}" y="{middle - 5:.1f}">undone by</text>'
     yield from _node(handler, end + handler.width / 2, y)
 
 
@@ -289,12 +296,12 @@ def _texts(node: Node, x: float, y: float) -> Iterable[str]:
     small = node.kind in ("succeed", "fail")
     yield f'<text class="title" x="{x:.1f}" y="{y + (18.5 if small else 22):.1f}">{escape(node.title)}</text>'
     for number, note in enumerate(node.notes):
-        at = y + 22 + NOTE_LINE * (number + 1)
-        yield f'<text class="note" x="{x:.1f}" y="{at:.1f}">{escape(shortened(note, MAX_NOTE))}</text>'
+        at = y + 22 + NOTE_LINE_PX * (number + 1)
+        yield f'<text class="note" x="{x:.1f}" y="{at:.1f}">{escape(shortened(note, MAX_NOTE_CHARS))}</text>'
 
 
 def _shape(kind: str, x: float, y: float, width: float, height: float) -> str:
-    """Each kind has its own, with a level edge above and below for arrows to meet."""
+    """Draw the shape of a kind. Each has a level edge above and below for arrows to meet."""
     right, bottom, slant = x + width, y + height, 12.0
     match kind:
         case "start":
@@ -326,5 +333,5 @@ def _rect(style: str, x: float, y: float, width: float, height: float, round_: f
 
 
 def _polygon(kind: str, *points: tuple[float, float]) -> str:
-    told = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polygon class="box {kind}" points="{told}"/>'
+    coordinates = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polygon class="box {kind}" points="{coordinates}"/>'

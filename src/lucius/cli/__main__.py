@@ -1,4 +1,4 @@
-"""`python -m lucius.cli` is `lucius`: how child processes are started, whatever the PATH."""
+"""Makes `python -m lucius.cli` the `lucius` command: child processes are started so, independent of the PATH."""
 
 from lucius.cli.main import app
 

@@ -1,4 +1,4 @@
-"""Child processes: `lucius` again with other arguments, which never outlive the process that started them."""
+"""Child processes: `lucius` with other arguments. They never outlive the process that started them."""
 
 import asyncio
 import os
@@ -8,28 +8,26 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-import structlog
+from lucius.backoff import Backoff
 
-log: structlog.stdlib.BoundLogger = structlog.get_logger()
-
-TIED = "LUCIUS_TIED_TO_STDIN"
+TIED_TO_STDIN = "LUCIUS_TIED_TO_STDIN"
 GRACE_SECONDS = 4.0
-FIRST_PAUSE = 0.5
-LONGEST_PAUSE = 10.0
+FIRST_PAUSE_SECONDS = 0.5
+MAX_PAUSE_SECONDS = 10.0
 STEADY_SECONDS = 10.0
 
 Child = asyncio.subprocess.Process
 
 
 async def spawn(arguments: Sequence[str], env: Mapping[str, str], output: IO[bytes] | None = None) -> Child:
-    """`lucius <arguments>`, in a session of its own: Ctrl-C is ours to pass on."""
+    """Start `lucius <arguments>` in its own session, so that Ctrl-C reaches only this process, which stops it."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        "-P",  # what lies in the working directory is not ours to import
+        "-P",  # never import from the working directory
         "-m",
         "lucius.cli",
         *arguments,
-        env={**env, TIED: "1"},
+        env={**env, TIED_TO_STDIN: "1"},
         stdin=asyncio.subprocess.PIPE,
         stdout=output,
         stderr=output,
@@ -38,8 +36,8 @@ async def spawn(arguments: Sequence[str], env: Mapping[str, str], output: IO[byt
 
 
 def die_with_parent() -> None:
-    """A child's side: its stdin is a pipe from the parent, and ends when the parent does, by kill -9 too."""
-    if os.environ.get(TIED):
+    """Exit when the parent does, even by kill -9: the pipe on stdin is then closed."""
+    if os.environ.get(TIED_TO_STDIN):
         threading.Thread(target=_exit_at_end_of_stdin, daemon=True).start()
 
 
@@ -50,7 +48,7 @@ def _exit_at_end_of_stdin() -> None:
 
 
 async def end(child: Child, within: float = GRACE_SECONDS) -> None:
-    """SIGTERM, and SIGKILL for one that does not heed it."""
+    """Send SIGTERM, and SIGKILL if the child does not end within that time."""
     if child.returncode is not None:
         return
     with suppress(ProcessLookupError):
@@ -63,15 +61,18 @@ async def end(child: Child, within: float = GRACE_SECONDS) -> None:
 
 
 async def kill(child: Child) -> None:
-    """kill -9."""
+    """Send SIGKILL and wait for the end."""
     with suppress(ProcessLookupError):
         child.kill()
     await child.wait()
 
 
 async def keep_running(name: str, arguments: Sequence[str], env: Mapping[str, str]) -> None:
-    """Until cancelled: a child that ends is started again, ever more slowly if it ends at once."""
-    quick_ends = 0
+    """Run a child until cancelled; restart it when it ends, with growing pauses if it ends at once."""
+    import structlog  # noqa: PLC0415 - not needed for help
+
+    log: structlog.stdlib.BoundLogger = structlog.get_logger()
+    backoff = Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
     loop = asyncio.get_running_loop()
     while True:
         started = loop.time()
@@ -80,7 +81,8 @@ async def keep_running(name: str, arguments: Sequence[str], env: Mapping[str, st
             code = await child.wait()
         finally:
             await end(child)
-        quick_ends = 0 if loop.time() - started > STEADY_SECONDS else quick_ends + 1
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(quick_ends, 10))
-        log.warning("service ended, it will be started again", service=name, exit_code=code, in_seconds=pause)
+        if loop.time() - started > STEADY_SECONDS:
+            backoff.went_well()
+        pause = backoff.pause()
+        log.warning("service exited, restarting", service=name, exit_code=code, in_seconds=pause)
         await asyncio.sleep(pause)

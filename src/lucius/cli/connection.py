@@ -1,8 +1,9 @@
-"""Which control plane to speak to, and with which key: as told, else the `lucius dev` that runs from here."""
+"""Chooses the control plane and the key: as given, else the `lucius dev` of this folder."""
 
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import typer
@@ -20,7 +21,7 @@ class Connection(Struct, frozen=True):
 
 
 class Options(Struct, frozen=True):
-    """What was said before the subcommand."""
+    """Options given before the subcommand."""
 
     url: str | None = None
     api_key: str | None = None
@@ -28,24 +29,37 @@ class Options(Struct, frozen=True):
 
 
 class DevServer(Struct):
-    """`<data-dir>/dev.json`: where the last `lucius dev` of this folder listens."""
+    """Content of `<data-dir>/dev.json`: where the last `lucius dev` of this folder listens."""
 
     url: str
     pid: int
+    has_given_key: bool = False
+    """Its key came from LUCIUS_DEV_API_KEY, and is in no file."""
+    blob_root: str = ""
+    file_roots: str = ""
+    """As in LUCIUS_FILE_ROOTS."""
 
 
 def connection(ctx: typer.Context, url: str | None = None, api_key: str | None = None) -> Connection:
-    """Raises Misused if there is no key to be found."""
+    """Return the control plane and key to use. Raises Misused if no key can be found."""
     options = ctx.ensure_object(Options)
     url, api_key = url or options.url, api_key or options.api_key
     dev = read_dev_server(options.data_dir)
     chosen = url or (dev.url if dev else DEFAULT_URL)
     if not api_key:
-        api_key = os.environ.get("LUCIUS_DEV_API_KEY", "").strip()
+        api_key = _given_dev_key()
     if not api_key and dev is not None and chosen == dev.url:  # the dev key is for the dev server alone
-        api_key = read_dev_key(options.data_dir)
+        api_key = "" if dev.has_given_key else read_dev_key(options.data_dir)
+    if not api_key and dev is not None and chosen == dev.url:
+        raise Misused(
+            f"no API key for {chosen}: this dev server was started with LUCIUS_DEV_API_KEY: set it here too, or give "
+            "--api-key"
+        )
     if not api_key:
-        raise Misused(f"no API key for {chosen}: give --api-key or set LUCIUS_API_KEY, or start `lucius dev` here")
+        raise Misused(
+            f"no API key for {chosen}: give --api-key or LUCIUS_API_KEY; or, for a `lucius dev`, run in its folder or "
+            "name its data directory: `lucius --data-dir DIR …`"
+        )
     return Connection(chosen.rstrip("/"), api_key)
 
 
@@ -56,8 +70,38 @@ def read_dev_server(data_dir: Path) -> DevServer | None:
         return None
 
 
-def remember_dev_server(data_dir: Path, url: str) -> None:
-    (data_dir / "dev.json").write_bytes(msgspec.json.encode(DevServer(url, os.getpid())) + b"\n")
+def places_beside_dev(data_dir: Path, to: Connection) -> dict[str, Any]:
+    """Return the places that a service needs to reach the documents of a `lucius dev`; none for another control plane.
+
+    What the environment names stays as it is.
+    """
+    dev = read_dev_server(data_dir)
+    if dev is None or to.url != dev.url or to.api_key not in (_given_dev_key(), read_dev_key(data_dir)):
+        return {}
+    places: dict[str, Any] = {"data_dir": data_dir.resolve()}
+    if dev.blob_root and not os.environ.get("LUCIUS_BLOB_ROOT"):
+        places["blob_root"] = Path(dev.blob_root)
+    if dev.file_roots and not os.environ.get("LUCIUS_FILE_ROOTS"):
+        places["file_roots"] = tuple(Path(root) for root in dev.file_roots.split(os.pathsep) if root)
+    return places
+
+
+def remember_dev_server(data_dir: Path, url: str, blob_root: Path | None = None, file_roots: str = "") -> None:
+    from lucius.private_files import create_private_file  # noqa: PLC0415
+
+    create_private_file(data_dir / "dev.json")
+    dev = DevServer(
+        url,
+        os.getpid(),
+        has_given_key=bool(_given_dev_key()),
+        blob_root=str((blob_root or data_dir / "blobs").resolve()),
+        file_roots=file_roots,
+    )
+    (data_dir / "dev.json").write_bytes(msgspec.json.encode(dev) + b"\n")
+
+
+def _given_dev_key() -> str:
+    return os.environ.get("LUCIUS_DEV_API_KEY", "").strip()
 
 
 def read_dev_key(data_dir: Path) -> str:
@@ -68,8 +112,8 @@ def read_dev_key(data_dir: Path) -> str:
 
 
 def dev_key(data_dir: Path) -> str:
-    """LUCIUS_DEV_API_KEY, else the one made at the first start in this folder."""
-    given = os.environ.get("LUCIUS_DEV_API_KEY", "").strip() or read_dev_key(data_dir)
+    """Return LUCIUS_DEV_API_KEY, else the key made at the first start in this folder."""
+    given = _given_dev_key() or read_dev_key(data_dir)
     if given:
         return given
     key = f"dev-{secrets.token_urlsafe(24)}"

@@ -1,4 +1,4 @@
-"""The control plane in this process: API, engine or both behind uvicorn, until told to stop."""
+"""The control plane in this process: API, engine or both behind uvicorn, until a signal."""
 
 import asyncio
 import errno
@@ -13,18 +13,20 @@ import structlog
 import uvicorn
 
 from lucius.api.app import collect_less, create_app, health_app
+from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.drain import Drain
+from lucius.bootstrap.lifecycle import open_runtime
+from lucius.bootstrap.settings import Settings
+from lucius.cli.connections import Connections, limited_protocol
 from lucius.cli.errors import CliError, Misused
-from lucius.drain import Drain
+from lucius.cli.open_files import fit_connections
 from lucius.observability.readiness import Role
-from lucius.settings import Settings
-from lucius.wiring import Runtime, open_runtime
 
-KEEP_ALIVE_SECONDS = 75
 BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The address is ours before anything is opened, so that a port that is taken costs nothing."""
+    """Bind the address before anything else is opened, so that a port in use fails early. Raises CliError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -39,13 +41,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _cannot_listen(host: str, port: int, error: Exception) -> CliError:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return CliError(f"port {port} on {host} is taken: stop what listens there, or choose another with --port")
+        return CliError(
+            f"port {port} on {host} is in use: stop the program that listens there, or choose another with --port"
+        )
     reason = error.strerror if isinstance(error, OSError) else str(error)
     return Misused(f"can't listen on {host} port {port}: {reason}")
 
 
 def base_url(listener: socket.socket) -> str:
-    """How this machine reaches the listener."""
+    """Return the URL by which this machine reaches the listener."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{host}:{port}"
@@ -53,9 +57,9 @@ def base_url(listener: socket.socket) -> str:
 
 @asynccontextmanager
 async def serving(
-    settings: Settings, listener: socket.socket, drain: Drain, role: Role = Role.WHOLE
+    settings: Settings, listener: socket.socket, drain: Drain, role: Role = Role.WHOLE, *, announce: bool = False
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """A control plane that answers on `listener`; the task ends only if the server does."""
+    """Serve a control plane on `listener` during the block; the task ends only if the server does."""
     _log_through_structlog()
     async with open_runtime(settings, role=role, drain=drain) as runtime:
         app = health_app if role in (Role.ENGINE, Role.WORKER) else create_app
@@ -64,24 +68,42 @@ async def serving(
             log_config=None,
             access_log=False,
             lifespan="on",
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            http=limited_protocol(Connections(settings, runtime.metrics, fit_connections(settings.max_connections))),
+            ws="none",
+            h11_max_incomplete_event_size=settings.max_header_bytes,
+            timeout_keep_alive=math.ceil(settings.idle_timeout),
             timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
         )
         server = _Server(config)
         collect_less()
         task = asyncio.create_task(server.serve(sockets=[listener]))
+        if announce:
+            _log_start(runtime, listener, role)
         try:
             yield task
         finally:
-            await _let_go(runtime, server, task)
+            await _shut_down(runtime, server, task)
 
 
-async def _let_go(runtime: Runtime, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
-    """Requests in flight are answered, and no new ones taken. What the engine has under way comes after that."""
+def _log_start(runtime: Runtime, listener: socket.socket, role: Role) -> None:
+    """Log in one line what this process serves, so that an operator sees a wrong setting at once."""
+    settings = runtime.settings
+    structlog.get_logger().info(
+        "control plane started",
+        address=base_url(listener),
+        ledger=settings.ledger_shown,
+        bus=settings.bus_shown,
+        engine=settings.engine if role is Role.WHOLE else f"{settings.engine}, in other processes",
+        keys=runtime.auth.key_count,
+    )
+
+
+async def _shut_down(runtime: Runtime, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+    """Stop the server: finish requests in flight and take no new ones. The engine's own work ends after that."""
     drain, settings = runtime.drain, runtime.settings
-    await drain.pause(settings.drain_delay)  # until those who send us requests have seen that we want no more
+    await drain.pause(settings.drain_delay)  # until load balancers have seen that this process takes no more requests
     drain.start_clock(settings.drain_seconds)
-    runtime.hub.close()  # long polls and streams end now, and not when their time is over
+    runtime.notifier.close()  # long polls and streams end now rather than at their timeout
     server.should_exit = True
     await drain.unless_at_once(serving)
     server.force_exit = True
@@ -90,7 +112,7 @@ async def _let_go(runtime: Runtime, server: uvicorn.Server, serving: asyncio.Tas
 
 @asynccontextmanager
 async def driving(settings: Settings, drain: Drain, role: Role) -> AsyncIterator[None]:
-    """The engine alone, and nobody who could ask how it is."""
+    """Run the engine alone during the block, without an HTTP server for health checks."""
     async with open_runtime(settings, role=role, drain=drain):
         try:
             yield
@@ -99,7 +121,7 @@ async def driving(settings: Settings, drain: Drain, role: Role) -> AsyncIterator
 
 
 class _Server(uvicorn.Server):
-    """Signals are the command's business: it has children to stop first."""
+    """Uvicorn without signal handlers: the command stops its children first."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -107,7 +129,10 @@ class _Server(uvicorn.Server):
 
 
 def drain_on_signals() -> Drain:
-    """SIGINT or SIGTERM asks for the end, a second one for it at once; a third is the system's to answer."""
+    """Return a drain that the first SIGINT or SIGTERM asks for; the second asks for an immediate end.
+
+    A third is handled by the system's default.
+    """
     drain = Drain()
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -124,17 +149,17 @@ def drain_on_signals() -> Drain:
 
 
 async def until_stopped(server: asyncio.Task[None], drain: Drain) -> None:
-    """Until a signal, or the server's own end, which is an error."""
+    """Wait for a signal, or the server's own end, which is an error. Raises CliError."""
     stopping = asyncio.create_task(drain.asked.wait())
     await asyncio.wait({server, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if server.done():
         server.result()
-        raise CliError("the server stopped by itself; its log says why")
+        raise CliError("the server stopped by itself; see its log for the reason")
 
 
 class _ToStructlog(logging.Handler):
-    """What uvicorn and asyncio have to say, in the same form as all else."""
+    """Passes log records of uvicorn and asyncio to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger(record.name)

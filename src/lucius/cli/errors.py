@@ -1,23 +1,25 @@
-"""How the command line fails: one line on stderr and an exit code, never a traceback.
+"""Errors of the command line, each printed as one line on stderr with an exit code.
 
 CliError
-├── Refused          1  the server said no; the line says what and where
-├── Unsuccessful     1  what was asked for has been done and did not turn out well
-├── Misused          2  the arguments or the environment make no sense
+├── Refused          1  the server refused the request
+├── Unsuccessful     1  the command was executed, with a negative outcome
+├── Misused          2  invalid arguments or environment
 └── Unreachable      3  no control plane answers
 """
 
-import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
 
-from lucius.contract import Problem
-from lucius.ports.errors import LuciusError
-from lucius.settings import SettingsError
+from lucius.terminal import strip_controls
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from lucius.contract import Problem
 
 T = TypeVar("T")
 INTERRUPTED = 130
@@ -28,10 +30,8 @@ class CliError(Exception):
 
 
 class Refused(CliError):
-    def __init__(self, status: int, problem: Problem) -> None:
+    def __init__(self, problem: "Problem") -> None:
         super().__init__(one_line(problem))
-        self.status = status
-        self.problem = problem
 
 
 class Unsuccessful(CliError):
@@ -46,31 +46,37 @@ class Unreachable(CliError):
     exit_code = 3
 
 
-def one_line(problem: Problem) -> str:
-    """What was refused and why, with a pointer for each fault."""
+def one_line(problem: "Problem") -> str:
+    """Return what was refused and why, with a pointer for each fault."""
     faults = "; ".join(f"{fault.pointer}: {fault.message}" for fault in problem.errors)
-    said = faults or problem.detail or problem.title
-    job = f" (job {problem.jobId})" if problem.jobId and problem.jobId not in said else ""
-    return f"{said}{job} [{problem.code}]"
+    reason = faults or problem.detail or problem.title
+    job = f" (job {problem.jobId})" if problem.jobId and problem.jobId not in reason else ""
+    return f"{reason}{job} [{problem.code}]"
 
 
 def fail(message: str, exit_code: int) -> NoReturn:
-    line = " ".join(message.split())
-    red, plain = ("\x1b[31m", "\x1b[0m") if _colourful() else ("", "")
+    line = strip_controls(" ".join(message.split()))
+    red, plain = ("\x1b[31m", "\x1b[0m") if _has_colour() else ("", "")
     typer.echo(f"{red}lucius:{plain} {line}", err=True)
     raise typer.Exit(exit_code)
 
 
-def _colourful() -> bool:
+def _has_colour() -> bool:
     return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]], *, fast_loop: bool = False) -> T:
-    """Do it, and turn what goes wrong into one line and an exit code."""
+    """Run a coroutine; report errors as one line and an exit code."""
     return guarded(lambda: _in_loop(work, fast_loop))
 
 
+_NOT_UTF8 = "surrogates not allowed"
+"""Reason why text can't be sent if Python had to read it from bytes that are not UTF-8."""
+
+
 def guarded(act: Callable[[], T]) -> T:
+    from lucius.ports.errors import LuciusError, SettingsError  # noqa: PLC0415 - not needed for help
+
     try:
         return act()
     except CliError as error:
@@ -79,16 +85,22 @@ def guarded(act: Callable[[], T]) -> T:
         fail(str(error), Misused.exit_code)
     except LuciusError as error:
         fail(str(error), CliError.exit_code)
+    except UnicodeEncodeError as error:
+        if error.reason != _NOT_UTF8:
+            raise
+        fail(f"an argument is not UTF-8 text: {error.object!a}", Misused.exit_code)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
 
 def _in_loop(work: Callable[[], Coroutine[Any, Any, T]], fast_loop: bool) -> T:
+    import asyncio  # noqa: PLC0415 - not needed for help
+
     with asyncio.Runner(loop_factory=_fast_loop_factory() if fast_loop else None) as runner:
         return runner.run(work())
 
 
-def _fast_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def _fast_loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
     try:
         import uvloop  # noqa: PLC0415 - an extra, and only for servers
     except ImportError:

@@ -1,27 +1,32 @@
-"""A job as people see it: what it waits for, its runs, and each step with its attempts, votes, waits and items."""
+"""Renders a job: what it waits for, its runs, and each step with its attempts, votes, waits and items."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from rich.console import RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lucius.cli.render import Line, ago, explain, listing, moment, plural, status_text, table, time_of
+from lucius.cli.listing import GAP, INDENT
+from lucius.cli.render import ListingRow, ago, explain, listing, moment, plural, reported_output, status_text, time_of
 from lucius.contract import AttemptView, CompensationView, ItemCounts, JobSummary, JobView, StepView, StepWithAttempts
+from lucius.core.model.progress import describe_progress
 
 NARROW = 140
 MAX_ITEMS = 20
+MAX_JSON_CHARS = 500
 ENDED = frozenset({"SUCCEEDED", "FAILED_FINAL", "CANCELLED", "SKIPPED"})
 
 
 def jobs_view(jobs: Sequence[JobSummary], now: datetime, width: int) -> RenderableType:
-    """One line for each job; on a narrow terminal its reason has a line of its own."""
+    """Return one line for each job; on a narrow terminal its reason has a line of its own."""
     heads = ("JOB", "TENANT", "TYPE", "STATUS", "STEP", "AGE")
     if width < NARROW:
-        return listing(heads, [Line(_job_cells(job, now), why(job)) for job in jobs])
-    return listing((*heads, "WHY"), [Line((*_job_cells(job, now), why(job))) for job in jobs])
+        return listing(heads, [ListingRow(_job_cells(job, now), why(job)) for job in jobs])
+    return listing((*heads, "WHY"), [ListingRow((*_job_cells(job, now), why(job))) for job in jobs])
 
 
 def _job_cells(job: JobSummary, now: datetime) -> tuple[str | Text, ...]:
@@ -41,13 +46,30 @@ def why(job: JobSummary) -> str:
     return job.error.message or job.error.code if job.error else ""
 
 
-def job_header(job: JobView) -> Table:
-    made = table(("", {"style": "dim"}), "")
-    made.show_header = False
-    for name, value in (*_about(job), *_state(job), *_places(job)):
-        if value:
-            made.add_row(name, value)
-    return made
+class JobHeader:
+    """Names and values of a job. A ref or an id that has no room beside its name gets a line of its own, uncut.
+
+    Print it without `crop`: such a line may be wider than the terminal.
+    """
+
+    def __init__(self, job: JobView) -> None:
+        self._rows = [(name, value) for name, value in (*_about(job), *_state(job), *_places(job)) if value]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        width = max(cell_len(name) for name, _ in self._rows)
+        room = options.max_width - width - GAP
+        for name, value in self._rows:
+            label = Text(name, style="dim")
+            text = value if isinstance(value, Text) else Text(value)
+            if text.cell_len > room and " " not in text.plain:
+                yield label
+                yield Text(" " * INDENT, no_wrap=True, overflow="ignore").append_text(text)
+                continue
+            row = Table.grid(padding=(0, GAP, 0, 0))
+            row.add_column(width=width)
+            row.add_column(overflow="fold")
+            row.add_row(label, text)
+            yield row
 
 
 def _about(job: JobView) -> Iterator[tuple[str, str | Text]]:
@@ -91,38 +113,52 @@ def _places(job: JobView) -> Iterator[tuple[str, str]]:
     yield "created", job.created_at
     yield "ended", job.completed_at or ""
     yield "input", job.input_ref
-    yield "output", job.output_ref
+    yield "output", _output(job)
     yield "workspace", job.workspace_ref
     yield "correlation", job.correlation_id
     yield "workflow", job.engine_url or ("in Temporal, by the job's id" if job.engine == "temporal" else "")
     yield "key", job.idempotency_key or ""
+    yield "hash", job.idempotency_hash
+    yield "payload", _shortened(job.payload) if job.payload else ""
+    yield "result", _shortened(job.output) if job.output is not None else ""
+
+
+def _shortened(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MAX_JSON_CHARS else text[:MAX_JSON_CHARS] + "… (--json has all of it)"
+
+
+def _output(job: JobView) -> str:
+    if job.status != "SUCCEEDED":
+        return job.output_ref
+    return reported_output(job) or f"none was reported; requested at {job.output_ref}"
 
 
 HEADS = ("STEP", "BY", "STATUS", "TRY", "HOW IT ENDED", "HANDED OVER", "ENDED")
 
 
 def steps_view(steps: Sequence[StepWithAttempts], *, every_item: bool = False) -> RenderableType:
-    """A line for each attempt, in order, and under it what there is to say about it."""
+    """Return a line for each attempt, in order, with notes below it."""
     shown, left_out = (list(steps), {}) if every_item else _worth_showing(steps)
-    lines: list[Line] = []
+    lines: list[ListingRow] = []
     for step in shown:
         lines += _step_lines(step)
         if note := left_out.get(step.stepId):
-            lines.append(Line(("",) * len(HEADS), Text(note, style="dim")))
+            lines.append(ListingRow(("",) * len(HEADS), Text(note, style="dim")))
     return listing(HEADS, lines)
 
 
-def _step_lines(step: StepWithAttempts) -> Iterator[Line]:
+def _step_lines(step: StepWithAttempts) -> Iterator[ListingRow]:
     notes = list(_notes(step))
     named = (_indented(step), _by(step))
     if not step.attempts:
-        yield Line((*named, status_text(step.status), "", "", "", ""), *notes)
+        yield ListingRow((*named, status_text(step.status), "", "", "", ""), *notes)
         return
     for number, attempt in enumerate(step.attempts):
         last = number == len(step.attempts) - 1
         head = (*(named if number == 0 else ("", "")), status_text(step.status if last else ""))
         tail = _attempt_cells(attempt, skipped=last and step.status == "SKIPPED")
-        yield Line((*head, *tail), *_attempt_notes(attempt), *(notes if last else ()))
+        yield ListingRow((*head, *tail), *_attempt_notes(attempt), *(notes if last else ()))
 
 
 def _indented(step: StepView) -> str:
@@ -130,12 +166,12 @@ def _indented(step: StepView) -> str:
 
 
 def _by(step: StepView) -> str:
-    """Whoever does it: a service, or for the other kinds what it is."""
+    """Return what does the step: a service, or for other kinds the kind."""
     return step.service if step.kind == "task" else step.kind.replace("_", " ")
 
 
 def _attempt_cells(attempt: AttemptView, *, skipped: bool) -> tuple[str, ...]:
-    progress = f"{attempt.progress:.0%} done" if attempt.progress is not None else ""
+    progress = describe_progress(attempt.progress, attempt.progress_counts)
     late = " (late success kept)" if attempt.quarantined else ""
     adopted = f" (adopted from {attempt.adopted_from})" if attempt.adopted_from else ""
     return (
@@ -151,6 +187,8 @@ def _attempt_notes(attempt: AttemptView) -> Iterator[Text]:
         cause = f" ({attempt.failure_class})" if attempt.failure_class else ""
         said = f": {attempt.error.message}" if attempt.error.message else ""
         yield Text(f"{attempt.error.code}{cause}{said}", style="red" if attempt.outcome else "")
+    if attempt.logs_ref:
+        yield Text(f"logs: {attempt.logs_ref}", style="dim")
 
 
 def _notes(step: StepView) -> Iterator[Text]:
@@ -181,7 +219,7 @@ def _asked(step: StepView) -> Iterator[Text]:
 
 
 def progress_of(items: ItemCounts, what: str = "items") -> str:
-    """Such as "12 of 40 items done, 3 at work, 1 failed"."""
+    """Return progress such as "12 of 40 items done, 3 at work, 1 failed"."""
     done = items.succeeded + items.failed
     live = f", {items.live} at work" if items.live else ""
     failed = f", {items.failed} failed" if items.failed else ""
@@ -194,7 +232,10 @@ def _joined(result: dict[str, Any]) -> str:
 
 
 def _worth_showing(steps: Sequence[StepWithAttempts]) -> tuple[list[StepWithAttempts], dict[str, str]]:
-    """All but most of the items of a long map: those that failed or are at work come first. With what was left out."""
+    """Return the steps to show, and notes on items that are left out.
+
+    Of a long map only some items are shown, first those that failed or are at work.
+    """
     items: dict[str, list[StepWithAttempts]] = {}
     for step in steps:
         if "." in step.stepId:

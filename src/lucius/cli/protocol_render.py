@@ -1,26 +1,26 @@
-"""Versions of protocols and what changed between them, for people."""
+"""Renders versions of protocols and the changes between them."""
 
 from collections.abc import Iterator
 
 import msgspec
 from msgspec import UNSET
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from lucius.cli import render
-from lucius.contract_protocols import ProtocolAct, ProtocolChange, ProtocolDiff, ProtocolVersionView, ProtocolView
+from lucius.contract.protocols import ProtocolAct, ProtocolChange, ProtocolDiff, ProtocolVersionView, ProtocolView
 
 STATUS_STYLES = {"DRAFT": "cyan", "PUBLISHED": "green", "DEPRECATED": "yellow"}
 MARKS = {"ADDED": ("+", "green"), "REMOVED": ("-", "red"), "CHANGED": ("~", "yellow"), "MOVED": ("↕", "yellow")}
 LONGEST = 100
 
 
-def versions_table(versions: list[ProtocolVersionView]) -> Table:
-    made = render.table("VERSION", "STATUS", "SINCE", "BY", "WHY", "INSTEAD", "TITLE")
+def versions_table(versions: list[ProtocolVersionView]) -> RenderableType:
+    lines = []
     for version in versions:
         act = last_act(version)
         instead = f"{version.successor.request_type} version {version.successor.version}" if version.successor else ""
-        made.add_row(
+        cells = (
             str(version.version),
             Text(version.status, style=STATUS_STYLES.get(version.status, "")),
             act.at if act else "",
@@ -29,7 +29,8 @@ def versions_table(versions: list[ProtocolVersionView]) -> Table:
             instead,
             version.title,
         )
-    return made
+        lines.append(render.ListingRow(cells))
+    return render.listing(("VERSION", "STATUS", "SINCE", "BY", "WHY", "INSTEAD", "TITLE"), lines)
 
 
 def last_act(version: ProtocolVersionView) -> ProtocolAct | None:
@@ -37,7 +38,7 @@ def last_act(version: ProtocolVersionView) -> ProtocolAct | None:
 
 
 def life(protocol: ProtocolView) -> Iterator[str]:
-    """A line for everything that was done to a version."""
+    """Yield a line for everything that was done to a version."""
     acts = {name: getattr(protocol, name) for name in ("created", "changed", "published", "deprecated")}
     for name, act in acts.items():
         if act is not None:
@@ -48,7 +49,7 @@ def life(protocol: ProtocolView) -> Iterator[str]:
 
 
 def diff_lines(diff: ProtocolDiff) -> Iterator[Text]:
-    """A line for each change, below the step that it belongs to."""
+    """Yield a line for each change, below the step that it belongs to."""
     yield Text(f"{diff.request_type} version {diff.from_version} → {diff.to_version}", style="bold")
     if not diff.changes:
         yield Text("no change")

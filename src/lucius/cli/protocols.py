@@ -1,4 +1,4 @@
-"""Commands about protocols: looking at them, checking files, and what becomes of a version."""
+"""Commands about protocols: list and show them, validate files, and manage versions."""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -6,22 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
-import msgspec
 import typer
 
-from lucius.cli import protocol_render, render
-from lucius.cli.client import Client
-from lucius.cli.connection import connection
-from lucius.cli.errors import Misused, Unsuccessful, guarded, run
-from lucius.cli.jobs import ApiKey, AsJson, Url
-from lucius.cli.protocol_files import read_file
-from lucius.contract_protocols import ProtocolDiff, ProtocolList, ProtocolVersionList, ProtocolView
+from lucius.cli import render
+from lucius.cli.errors import Misused, Unsuccessful, guarded
+from lucius.cli.graph import graph
+from lucius.cli.session import AsJson, Output, act, fetch, server_command
+from lucius.contract.protocols import ProtocolDiff, ProtocolList, ProtocolVersionList, ProtocolView
 from lucius.ports.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from lucius.adapters.protocols_dir import ProtocolFile
+    from lucius.bootstrap.authoring import ProtocolFile
+    from lucius.client import AsyncClient
 
-RequestType = Annotated[str, typer.Argument(help="Such as OCR_EMBEDDING_SIS, or an alias")]
+RequestType = Annotated[str, typer.Argument(help="For example OCR_EMBEDDING_SIS, or an alias")]
 Version = Annotated[int, typer.Argument(min=1)]
 
 
@@ -32,53 +30,41 @@ class Status(StrEnum):
     ANY = "any"
 
 
-protocols = typer.Typer(help="Request types: which there are, and whether a file is one.", no_args_is_help=True)
+protocols = typer.Typer(help="Manage protocols.", no_args_is_help=True)
+protocols.command("graph")(graph)
 
 
 @protocols.command("list")
-def list_protocols(
-    ctx: typer.Context,
-    status: Annotated[Status, typer.Option(help="Those in this state", case_sensitive=False)] = Status.PUBLISHED,
-    as_json: AsJson = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-) -> None:
-    """Protocols that serve new commands, and files that were refused."""
+@server_command
+async def list_protocols(
+    client: "AsyncClient",
+    status: Annotated[Status, typer.Option(help="Only with this status", case_sensitive=False)] = Status.PUBLISHED,
+) -> Output:
+    """List protocols that serve new commands, and files that were refused."""
+    answer, listing = await fetch(client, "/v1/protocols", ProtocolList, {"status": status.upper()})
 
-    async def work() -> None:
-        async with Client(connection(ctx, url, api_key)) as client:
-            answer = await client.get("/v1/protocols", {"status": status.upper()})
-            listing = client.read(answer, ProtocolList)
-        if as_json:
-            render.print_json(answer)
-            return
+    def show() -> None:
         render.out().print(render.protocols_table(listing))
         for problem in listing.problems:
             where = f"{problem.file}:{problem.line}" if problem.line else problem.file
             render.err().print(f"refused: {where}: {problem.reason}", style="red", soft_wrap=True)
 
-    run(work)
+    return Output(answer, show)
 
 
 @protocols.command("show")
-def show_protocol(
-    ctx: typer.Context,
+@server_command
+async def show_protocol(
+    client: "AsyncClient",
     request_type: RequestType,
-    version: Annotated[int | None, typer.Option(help="The newest that serves if absent", min=1)] = None,
-    as_json: AsJson = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-) -> None:
-    """One protocol: its steps, what a client may say to each, and who did what to it."""
+    version: Annotated[int | None, typer.Option(help="Version; by default the newest published one", min=1)] = None,
+) -> Output:
+    """Show one protocol: steps, payload schemas, history."""
+    answer, protocol = await fetch(client, _path(request_type), ProtocolView, {"version": version})
 
-    async def work() -> None:
-        async with Client(connection(ctx, url, api_key)) as client:
-            params = {"version": str(version)} if version else None
-            answer = await client.get(_path(request_type), params)
-            protocol = client.read(answer, ProtocolView)
-        if as_json:
-            render.print_json(answer)
-            return
+    def show() -> None:
+        from lucius.cli import protocol_render  # noqa: PLC0415
+
         console = render.out()
         console.print(_heading(protocol), style="bold", soft_wrap=True)
         if protocol.description:
@@ -88,155 +74,115 @@ def show_protocol(
         console.print()
         console.print(render.protocol_steps(protocol))
 
-    run(work)
+    return Output(answer, show)
 
 
 @protocols.command("versions")
-def list_versions(
-    ctx: typer.Context, request_type: RequestType, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None
-) -> None:
-    """Every version in every state, with who did what to it, when and why."""
+@server_command
+async def list_versions(client: "AsyncClient", request_type: RequestType) -> Output:
+    """List all versions with their status and history."""
+    answer, listing = await fetch(client, f"{_path(request_type)}/versions", ProtocolVersionList)
 
-    async def work() -> None:
-        async with Client(connection(ctx, url, api_key)) as client:
-            answer = await client.get(f"{_path(request_type)}/versions")
-            listing = client.read(answer, ProtocolVersionList)
-        if as_json:
-            render.print_json(answer)
-        else:
-            render.out().print(protocol_render.versions_table(listing.versions))
+    def show() -> None:
+        from lucius.cli import protocol_render  # noqa: PLC0415
 
-    run(work)
+        render.out().print(protocol_render.versions_table(listing.versions))
+
+    return Output(answer, show)
 
 
 @protocols.command("create")
-def create_draft(
-    ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(help="A YAML or JSON file, checked as by `validate`")],
-    as_json: AsJson = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-) -> None:
-    """Keep a file as a draft on the server, or replace the draft of that version."""
-    document = guarded(lambda: msgspec.to_builtins(read_file(file).protocol))
+@server_command
+async def create_draft(
+    client: "AsyncClient",
+    file: Annotated[Path, typer.Argument(help="YAML or JSON file, validated as by `validate`")],
+) -> Output:
+    """Upload a file as a draft, or replace the draft of that version."""
+    answer = await client.http.post("/v1/protocols", _read_or_report(file).document)
+    protocol = client.http.read(answer, ProtocolView)
 
-    async def work() -> None:
-        async with Client(connection(ctx, url, api_key)) as client:
-            answer = await client.post("/v1/protocols", document)
-            protocol = client.read(answer, ProtocolView)
-        _say(answer, protocol, as_json)
-        for finding in protocol.findings if not as_json else ():
+    def show() -> None:
+        _show_state(protocol)
+        for finding in protocol.findings:
             style = "red" if finding.fatal else "yellow"
-            render.err().print(f"{finding.pointer}: {finding.message}", style=style, soft_wrap=True)
+            note = "" if finding.fatal else "note: "
+            render.err().print(f"{note}{finding.pointer}: {finding.message}", style=style, soft_wrap=True)
 
-    run(work)
+    return Output(answer, show)
 
 
 @protocols.command("publish")
-def publish(
-    ctx: typer.Context,
+@server_command
+async def publish(
+    client: "AsyncClient",
     request_type: RequestType,
     version: Version,
-    reason: Annotated[str | None, typer.Option(help="Kept with the version")] = None,
-    digest: Annotated[str | None, typer.Option(help="Only if the draft is still this one")] = None,
-    as_json: AsJson = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-) -> None:
-    """Let a draft serve new commands. It never changes again."""
-    said = {"reason": reason, "digest": digest}
-    _act(ctx, url, api_key, as_json, f"{_path(request_type, version)}:publish", said)
+    reason: Annotated[str | None, typer.Option(help="Reason, kept in the history")] = None,
+    digest: Annotated[str | None, typer.Option(help="Publish only if the draft has this digest")] = None,
+) -> Output:
+    """Publish a draft: it serves new commands and is immutable."""
+    return await _act(client, f"{_path(request_type, version)}:publish", {"reason": reason, "digest": digest})
 
 
 @protocols.command("deprecate")
-def deprecate(
-    ctx: typer.Context,
+@server_command
+async def deprecate(
+    client: "AsyncClient",
     request_type: RequestType,
     version: Version,
-    reason: Annotated[str, typer.Option(help="Told to those whose commands are refused")],
+    reason: Annotated[str, typer.Option(help="Shown to clients whose commands are refused")],
     successor: Annotated[
-        str | None, typer.Option(help="What to use instead: TYPE, TYPE:VERSION or :VERSION; the newest if absent")
+        str | None, typer.Option(help="Replacement: TYPE, TYPE:VERSION or :VERSION; by default the newest version")
     ] = None,
-    as_json: AsJson = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-) -> None:
-    """Take a version out of use: commands that name it are refused with its successor named, running jobs go on."""
-    said = {"reason": reason, "successor": guarded(lambda: _successor(successor)) if successor else None}
-    _act(ctx, url, api_key, as_json, f"{_path(request_type, version)}:deprecate", said)
+) -> Output:
+    """Deprecate a version: commands for it are refused with a reference to its successor; running jobs continue."""
+    body = {"reason": reason, "successor": _successor(successor) if successor else None}
+    return await _act(client, f"{_path(request_type, version)}:deprecate", body)
 
 
 @protocols.command("delete")
-def delete_draft(
-    ctx: typer.Context,
-    request_type: RequestType,
-    version: Version,
-    as_json: AsJson = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-) -> None:
-    """Forget a draft. What was published can only be deprecated."""
-
-    async def work() -> None:
-        async with Client(connection(ctx, url, api_key)) as client:
-            answer = await client.delete(_path(request_type, version))
-        if as_json:
-            render.print_json(answer)
-        else:
-            typer.echo(f"the draft of {request_type} version {version} is deleted")
-
-    run(work)
+@server_command
+async def delete_draft(client: "AsyncClient", request_type: RequestType, version: Version) -> Output:
+    """Delete a draft. Published versions can only be deprecated."""
+    answer = await client.http.delete(_path(request_type, version))
+    return Output(answer, lambda: render.print_line(f"deleted the draft of {request_type} version {version}"))
 
 
 @protocols.command("diff")
-def diff(
-    ctx: typer.Context,
+@server_command
+async def diff(
+    client: "AsyncClient",
     request_type: RequestType,
     before: Annotated[int, typer.Argument(metavar="FROM", min=1)],
     after: Annotated[int, typer.Argument(metavar="TO", min=1)],
-    as_json: AsJson = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-) -> None:
-    """What changed between two versions, step by step."""
+) -> Output:
+    """Show the differences between two versions, step by step."""
+    answer, found = await fetch(client, f"{_path(request_type, before)}/diff/{after}", ProtocolDiff)
 
-    async def work() -> None:
-        async with Client(connection(ctx, url, api_key)) as client:
-            answer = await client.get(f"{_path(request_type, before)}/diff/{after}")
-            found = client.read(answer, ProtocolDiff)
-        if as_json:
-            render.print_json(answer)
-            return
+    def show() -> None:
+        from lucius.cli import protocol_render  # noqa: PLC0415
+
         for line in protocol_render.diff_lines(found):
             render.out().print(line, soft_wrap=True)
 
-    run(work)
+    return Output(answer, show)
 
 
-def _act(
-    ctx: typer.Context, url: str | None, api_key: str | None, as_json: bool, path: str, said: dict[str, Any]
-) -> None:
-    async def work() -> None:
-        async with Client(connection(ctx, url, api_key)) as client:
-            answer = await client.post(path, {name: value for name, value in said.items() if value is not None})
-            _say(answer, client.read(answer, ProtocolView), as_json)
-
-    run(work)
+async def _act(client: "AsyncClient", path: str, body: dict[str, Any]) -> Output:
+    answer, protocol = await act(client, path, body, ProtocolView)
+    return Output(answer, lambda: _show_state(protocol))
 
 
-def _say(answer: bytes, protocol: ProtocolView, as_json: bool) -> None:
-    if as_json:
-        render.print_json(answer)
-    else:
-        render.out().print(_heading(protocol), soft_wrap=True)
-        if protocol.status == "DEPRECATED":
-            render.out().print(_serving(protocol), soft_wrap=True)
+def _show_state(protocol: ProtocolView) -> None:
+    render.out().print(_heading(protocol), soft_wrap=True)
+    if protocol.status == "DEPRECATED":
+        render.out().print(_serving(protocol), soft_wrap=True)
 
 
 def _serving(protocol: ProtocolView) -> str:
     if protocol.serving_version is None:
-        return f"no version of {protocol.request_type} serves new commands now"
-    return f"{protocol.request_type} version {protocol.serving_version} serves commands that name no version now"
+        return f"no version of {protocol.request_type} now serves new commands"
+    return f"{protocol.request_type} version {protocol.serving_version} now serves commands without a version"
 
 
 def _heading(protocol: ProtocolView) -> str:
@@ -249,26 +195,26 @@ def _path(request_type: str, version: int | None = None) -> str:
     return f"{path}/versions/{version}" if version else path
 
 
-def _successor(given: str) -> dict[str, Any]:
-    name, _, number = given.partition(":")
+def _successor(text: str) -> dict[str, Any]:
+    name, _, number = text.partition(":")
     if number and not number.isdecimal():
-        raise Misused(f"--successor must be TYPE, TYPE:VERSION or :VERSION, not {given}")
+        raise Misused(f"--successor must be TYPE, TYPE:VERSION or :VERSION, not {text}")
     return {**({"request_type": name} if name else {}), **({"version": int(number)} if number else {})}
 
 
 @protocols.command("validate")
 def validate(
-    files: Annotated[list[Path], typer.Argument(help="YAML or JSON files, one protocol version in each")],
+    files: Annotated[list[Path], typer.Argument(help="YAML or JSON files with one protocol version each")],
     as_json: AsJson = False,
 ) -> None:
-    """Check protocol files as the server would. Needs no server; exit code 1 if one is wrong."""
+    """Validate protocol files as the server does, without a server. Exit code 1 if one is invalid."""
     found = [_read(path) for path in files]
     if as_json:
         render.print_json({"files": [_as_json(path, outcome) for path, outcome in zip(files, found, strict=True)]})
     else:
         for path, outcome in zip(files, found, strict=True):
             for line in _as_lines(path, outcome):
-                typer.echo(line)
+                render.print_line(line)
     bad = sum(isinstance(outcome, ProtocolError) for outcome in found)
     if bad:
         guarded(lambda: _refuse(f"{bad} of {render.plural(len(files), 'file')} would be refused"))
@@ -279,26 +225,42 @@ def _refuse(message: str) -> None:
 
 
 def _read(path: Path) -> "ProtocolFile | ProtocolError":
+    from lucius.bootstrap.authoring import read_protocol_file  # noqa: PLC0415 - slow to load
+
     try:
-        return read_file(path)
+        return read_protocol_file(path)
     except ProtocolError as error:
         return error
 
 
+def _read_or_report(path: Path) -> "ProtocolFile":
+    """Read a file. Raises ProtocolError for one fault, and Unsuccessful after all of several were printed."""
+    outcome = _read(path)
+    if not isinstance(outcome, ProtocolError):
+        return outcome
+    if len(outcome.everything) == 1:
+        raise outcome
+    for line in _as_lines(path, outcome):
+        render.err().print(line, style="red", soft_wrap=True)
+    raise Unsuccessful(f"{path} has {len(outcome.everything)} faults; nothing was sent")
+
+
 def _as_lines(path: Path, outcome: "ProtocolFile | ProtocolError") -> Iterator[str]:
     if isinstance(outcome, ProtocolError):
-        yield str(outcome) if outcome.file else f"{path}: {outcome.reason}"
+        for fault in outcome.everything:
+            yield str(fault) if fault.file else f"{path}: {fault.reason}"
         return
     protocol = outcome.protocol
     steps = render.plural(len(protocol.steps), "step")
-    yield f"{path}: good ({protocol.request_type} version {protocol.version}, {steps})"
+    yield f"{path}: valid ({protocol.request_type} version {protocol.version}, {steps})"
     yield from (f"note: {warning}" for warning in outcome.warnings)
 
 
 def _as_json(path: Path, outcome: "ProtocolFile | ProtocolError") -> dict[str, object]:
     if isinstance(outcome, ProtocolError):
         file = outcome.file or str(path)
-        return {"file": file, "valid": False, "line": outcome.line, "reason": outcome.reason}
+        faults = [{"line": fault.line, "reason": fault.reason} for fault in outcome.everything]
+        return {"file": file, "valid": False, "line": outcome.line, "reason": outcome.reason, "faults": faults}
     named = {"request_type": outcome.protocol.request_type, "version": outcome.protocol.version}
     warnings = [{"line": warning.line, "reason": warning.reason} for warning in outcome.warnings]
     return {"file": str(path), "valid": True, **named, "warnings": warnings}

@@ -1,24 +1,26 @@
-"""What people see: tables and sentences made from the API's answers."""
+"""Renders the API's answers as tables and sentences."""
 
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
-from lucius.cli.client import TERMINAL
 from lucius.contract import EventView, JobView
-from lucius.contract_protocols import ProtocolList, ProtocolView
+from lucius.contract.protocols import ProtocolList, ProtocolView
+from lucius.terminal import escape_json, strip_controls
 
-WIDE = 200  # in a pipe nobody looks at the width, and cut lines help nobody
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+TERMINAL = frozenset({"SUCCEEDED", "FAILED_FINAL", "CANCELLED"})
+WIDE = 200  # in a pipe the width does not matter, and lines must not be cut
 STYLES = {
     "SUCCEEDED": "green",
     "FAILED_FINAL": "red",
@@ -44,81 +46,92 @@ STYLES = {
 }
 
 
-def out() -> Console:
+def out() -> "Console":
     return _console(sys.stdout.isatty(), stderr=False)
 
 
-def err() -> Console:
+def err() -> "Console":
     return _console(sys.stderr.isatty(), stderr=True)
 
 
-def _console(terminal: bool, *, stderr: bool) -> Console:
+def _console(terminal: bool, *, stderr: bool) -> "Console":
+    from lucius.cli.console import SafeConsole  # noqa: PLC0415
+
     width = None if terminal or os.environ.get("COLUMNS") else WIDE
-    return Console(stderr=stderr, highlight=False, markup=False, width=width)
+    return SafeConsole(stderr=stderr, highlight=False, markup=False, width=width)
+
+
+def print_line(text: str) -> None:
+    """Print foreign text as it is, without terminal control characters."""
+    typer.echo(strip_controls(text))
 
 
 def print_json(value: Any) -> None:
-    """Machine output: an answer's bytes as they came, or a value of ours, indented."""
+    """Print machine output: an answer's bytes as they came, or a value of ours, indented."""
     if isinstance(value, bytes):
-        typer.echo(msgspec.json.format(value, indent=2).decode())
+        text = msgspec.json.format(value, indent=2).decode()
     else:
-        typer.echo(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False))
+        text = json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False)
+    typer.echo(escape_json(text))
 
 
-def table(*columns: str | tuple[str, dict[str, Any]]) -> Table:
+def table(*columns: str | tuple[str, dict[str, Any]]) -> "Table":
+    from rich.table import Table  # noqa: PLC0415
+
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
         name, options = (column, {}) if isinstance(column, str) else column
-        made.add_column(name, **options)
+        made.add_column(name, **{"overflow": "fold", **options})
     return made
 
 
-def status_text(status: str) -> Text:
+def status_text(status: str) -> "Text":
+    from rich.text import Text  # noqa: PLC0415
+
     return Text(status, style=STYLES.get(status, ""))
 
 
-class Line:
-    """Cells under their heads, and below them notes that have the whole width."""
+class ListingRow:
+    """Cells under their heads, and below them notes that span the whole width."""
 
-    def __init__(self, cells: Sequence[str | Text], *notes: str | Text) -> None:
+    def __init__(self, cells: "Sequence[str | Text]", *notes: "str | Text") -> None:
+        from rich.text import Text  # noqa: PLC0415
+
         self.cells = [cell if isinstance(cell, Text) else Text(cell) for cell in cells]
         self.notes = [note if isinstance(note, Text) else Text(note, style="dim") for note in notes]
 
 
-def listing(heads: Sequence[str], lines: Sequence[Line]) -> RenderableType:
-    """Columns as wide as they must be, the last one wrapped; nothing is cut."""
-    widths = [max(len(head), *(line.cells[i].cell_len for line in lines)) for i, head in enumerate(heads[:-1])]
-    shown: list[RenderableType] = [_columns(widths, [Text(head, style="bold") for head in heads])]
-    for line in lines:
-        if any(line.cells):
-            shown.append(_columns(widths, line.cells))
-        shown += [Padding(note, (0, 0, 0, 4), expand=False) for note in line.notes if note]
-    return Group(*shown)
+def listing(heads: Sequence[str], lines: Sequence[ListingRow]) -> "RenderableType":
+    """Return a table in which no cell is cut: columns without room go to further rows."""
+    from lucius.cli.listing import Listing  # noqa: PLC0415
 
-
-def _columns(widths: Sequence[int], cells: Sequence[Text]) -> Table:
-    row = Table.grid(padding=(0, 2, 0, 0))
-    for width in widths:
-        row.add_column(width=width, no_wrap=True, overflow="fold")
-    row.add_column(overflow="fold")
-    row.add_row(*cells)
-    return row
+    return Listing(heads, lines)
 
 
 def explain(job: JobView) -> str:
-    """Why a job waits and until when; or how it ended, and why."""
+    """Return why a job waits and until when; or how it ended, and why."""
     if job.status not in TERMINAL:
         return f"{job.status}: {job.blocked_on.message if job.blocked_on else 'it is being worked on'}."
     took = f"{seconds_between(job.created_at, job.completed_at):.1f} s after it was accepted"
     tries = plural(job.attempts_total, "attempt")
     match job.status:
         case "SUCCEEDED":
-            return f"SUCCEEDED {took}, with {tries} at {plural(len(job.steps), 'step')}; its output is {job.output_ref}"
+            ref = reported_output(job)
+            output = f"its output is {ref}" if ref else "no output was reported"
+            return f"SUCCEEDED {took}, with {tries} at {plural(len(job.steps), 'step')}; {output}"
         case "CANCELLED":
-            return f"CANCELLED {took}, as someone asked; {tries} had been made."
+            return f"CANCELLED {took}, on request; {tries} had been made."
         case _:
             error = job.error
             return f"{job.status} {took}: {error.message or error.code} [{error.code}]" if error else job.status
+
+
+def reported_output(job: JobView) -> str | None:
+    """Return the ref of the output that the service of the last step reported.
+
+    It is in its result or among its artifacts.
+    """
+    return job.reported_output_ref
 
 
 def events_summary(events: Sequence[EventView]) -> str:
@@ -130,11 +143,13 @@ def events_summary(events: Sequence[EventView]) -> str:
     return ", ".join(name if n == 1 else f"{name} ×{n}" for name, n in counts.items())
 
 
-def event_line(event: EventView) -> Text:
+def event_line(event: EventView) -> "Text":
+    from rich.text import Text  # noqa: PLC0415
+
     where = f"{event.stepId} #{event.attempt_no}" if event.stepId else ""
     hidden = ("lease_id", "extra")
     data = {name: value for name, value in event.data.items() if name not in hidden and value not in (None, "")}
-    told = "  ".join(f"{name}={_told(name, value)}" for name, value in data.items())
+    told = " ".join("  ".join(f"{name}={_told(name, value)}" for name, value in data.items()).splitlines())
     bad = event.data.get("disposition") in ("STALE", "LATE") or event.type in _TROUBLE
     style = "yellow" if bad else ("green" if event.type.endswith("SUCCEEDED") else "")
     return Text.assemble((time_of(event.at), "dim"), "  ", (f"{event.type:<22}", style), f"  {where:<14}  {told}")
@@ -163,25 +178,26 @@ def _told(name: str, value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def protocols_table(listing: ProtocolList) -> Table:
-    made = table("REQUEST TYPE", "VERSION", "STATUS", "STEPS", "TITLE", "ALSO KNOWN AS")
-    for protocol in listing.protocols:
+def protocols_table(found: ProtocolList) -> "RenderableType":
+    lines = []
+    for protocol in found.protocols:
         steps = " → ".join(str(step["step_id"]) for step in protocol.steps)
         named = (protocol.request_type, str(protocol.version), protocol.status)
-        made.add_row(*named, steps, protocol.title, ", ".join(protocol.aliases))
-    return made
+        lines.append(ListingRow((*named, steps, ", ".join(protocol.aliases), protocol.title)))
+    return listing(("REQUEST TYPE", "VERSION", "STATUS", "STEPS", "ALSO KNOWN AS", "TITLE"), lines)
 
 
-def protocol_steps(protocol: ProtocolView) -> Table:
-    """Steps in their order; those inside others are set in below them."""
-    made = table("STEP", "TYPE", "SERVICE", "PAYLOAD", "MUST HAVE")
+def protocol_steps(protocol: ProtocolView) -> "RenderableType":
+    """Return steps in their order; those inside others are indented below them."""
+    lines = []
     for depth, step in _nested(protocol.steps):
         schema = step.get("payload_schema") or {}
         required = schema.get("required", [])
         members = ", ".join(name for name in schema.get("properties", {}) if name not in required)
         kind = step.get("step_type") or step.get("kind", "task")
-        made.add_row("  " * depth + step["step_id"], kind, step.get("service", ""), members, ", ".join(required))
-    return made
+        named = ("  " * depth + step["step_id"], kind, step.get("service", ""))
+        lines.append(ListingRow((*named, members, ", ".join(required))))
+    return listing(("STEP", "TYPE", "SERVICE", "PAYLOAD", "MUST HAVE"), lines)
 
 
 def _nested(steps: Iterable[dict[str, Any]], depth: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -206,7 +222,7 @@ def seconds_between(start: str, end: str | None) -> float:
 
 
 def moment(instant: str, now: datetime | None = None) -> str:
-    """The time of day; with the date where it is not today."""
+    """Return the time of day; with the date where it is not today."""
     at, today = parse(instant).astimezone(UTC), (now or datetime.now(UTC)).date()
     return at.strftime("%H:%M:%S UTC" if at.date() == today else "%Y-%m-%d %H:%M:%S UTC")
 

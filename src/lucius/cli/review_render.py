@@ -1,4 +1,4 @@
-"""Review items as people see them, and what an act on them would lead to."""
+"""Renders review items, and what an act on them would lead to."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -7,8 +7,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lucius.cli.render import Line, ago, listing, moment, plural, status_text, table
-from lucius.contract_control import (
+from lucius.cli.render import ListingRow, ago, listing, moment, plural, status_text, table
+from lucius.contract.control import (
     ReviewDetail,
     ReviewEffect,
     ReviewGroupView,
@@ -25,7 +25,7 @@ def items_view(items: Sequence[ReviewItemView], now: datetime) -> RenderableType
     return listing(
         heads,
         [
-            Line(
+            ListingRow(
                 (
                     item.review_id,
                     item.kind,
@@ -43,7 +43,7 @@ def items_view(items: Sequence[ReviewItemView], now: datetime) -> RenderableType
 
 
 def cause(item: ReviewItemView) -> str:
-    """What happened, and where."""
+    """Return what happened, and in which step."""
     step = f"step {item.stepId}: " if item.stepId else ""
     if item.error is None:
         return step + item.signature
@@ -63,7 +63,7 @@ def groups_view(groups: Sequence[ReviewGroupView], now: datetime) -> RenderableT
     return listing(
         heads,
         [
-            Line(
+            ListingRow(
                 (str(group.count), group.kind, ago(group.newest.created_at, now), group.signature),
                 cause(group.newest),
             )
@@ -105,14 +105,14 @@ def options_view(item: ReviewDetail) -> RenderableType:
     return listing(("ACT", "WHAT IT WOULD DO"), [_option_line(option) for option in item.acts])
 
 
-def _option_line(option: ReviewOption) -> Line:
+def _option_line(option: ReviewOption) -> ListingRow:
     if not option.allowed:
-        return Line((Text(option.act, style="dim"), Text(f"not possible: {option.message}", style="dim")))
-    return Line((Text(option.act, style="bold"), effect(option, option.act)))
+        return ListingRow((Text(option.act, style="dim"), Text(f"not possible: {option.message}", style="dim")))
+    return ListingRow((Text(option.act, style="bold"), effect(option, option.act)))
 
 
 def effect(effect: ReviewEffect, act: str) -> str:
-    """Such as "runs again: read; then for the first time: file; keeps: scan"."""
+    """Return the effect such as "runs again: read; then for the first time: file; keeps: scan"."""
     told = []
     if effect.undoes:
         told.append(f"undoes, in this order: {_names(effect.undoes, effect.undoes_total)}")
@@ -136,15 +136,15 @@ def outcomes_view(outcomes: Sequence[ReviewOutcome]) -> RenderableType:
     return listing(("REVIEW ITEM", "OUTCOME"), [_outcome_line(outcome) for outcome in outcomes])
 
 
-def _outcome_line(outcome: ReviewOutcome) -> Line:
+def _outcome_line(outcome: ReviewOutcome) -> ListingRow:
     if outcome.outcome == "REFUSED":
-        return Line((outcome.review_id, Text("REFUSED", style="red")), f"{outcome.message} [{outcome.code}]")
+        return ListingRow((outcome.review_id, Text("REFUSED", style="red")), f"{outcome.message} [{outcome.code}]")
     style = "green" if outcome.outcome == "APPLIED" else "cyan"
-    return Line((outcome.review_id, Text(outcome.outcome, style=style)), effect(outcome, outcome.act))
+    return ListingRow((outcome.review_id, Text(outcome.outcome, style=style)), effect(outcome, outcome.act))
 
 
 def summary(outcomes: Sequence[ReviewOutcome], act: str) -> str:
-    """What a bulk act comes to: how many items, and how many steps would run again."""
+    """Return the outcome of a bulk act: how many items, and how many steps would run again."""
     good = [outcome for outcome in outcomes if outcome.outcome != "REFUSED"]
     steps = sum(outcome.re_executes_total for outcome in good)
     undone = sum(max(outcome.undoes_total, len(outcome.undoes)) for outcome in good)

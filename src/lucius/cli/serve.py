@@ -3,36 +3,42 @@
 import asyncio
 import json
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import structlog
 import typer
-from msgspec.structs import replace
-from rich.text import Text
 
 from lucius.cli.children import die_with_parent, keep_running
-from lucius.cli.client import Client
-from lucius.cli.connection import Connection, Options, connection, dev_key, remember_dev_server
+from lucius.cli.connection import (
+    DEFAULT_DATA_DIR,
+    Connection,
+    Options,
+    connection,
+    dev_key,
+    places_beside_dev,
+    remember_dev_server,
+)
 from lucius.cli.errors import CliError, Misused, guarded, run
 from lucius.cli.render import out
-from lucius.observability.logs import configure_logging
-from lucius.settings import Settings, load_settings
+from lucius.cli.session import is_answered, session
 
 if TYPE_CHECKING:
+    from lucius.bootstrap.settings import Settings
     from lucius.observability.readiness import Role
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 SERVICES = ("ocr", "embedding", "sis")
 READY_SECONDS = 30.0
 SERVICE_GRACE = 2.0
+SAMPLE_REF = "blob://in/contract.pdf"
 
 DataDir = Annotated[
-    Path | None, typer.Option(help="Ledger, keys and artifacts; .lucius if absent", envvar="LUCIUS_DATA_DIR")
+    Path | None, typer.Option(help="Folder of ledger, keys and artifacts; .lucius by default", envvar="LUCIUS_DATA_DIR")
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on")]
 HealthPort = Annotated[
@@ -46,7 +52,10 @@ HealthPort = Annotated[
         envvar="LUCIUS_HEALTH_PORT",
     ),
 ]
-HealthHost = Annotated[str, typer.Option(help="Address for that")]
+HealthHost = Annotated[
+    str,
+    typer.Option(help="Address of --health-port; 0.0.0.0 permits other hosts", envvar="LUCIUS_HEALTH_HOST"),
+]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one", min=0, max=65535)]
 
 
@@ -55,47 +64,64 @@ def dev(
     port: Port = 8080,
     host: Host = "127.0.0.1",
     data_dir: DataDir = None,
-    services: Annotated[bool, typer.Option("--services/--no-services", help="Run ocr, embedding and sis too")] = True,
+    services: Annotated[
+        bool, typer.Option("--services/--no-services", help="Also run the services ocr, embedding and sis")
+    ] = True,
     engine: Annotated[
         str | None,
-        typer.Option(
-            help="What drives the jobs: embedded, or temporal, whose server is started too; embedded if absent"
-        ),
+        typer.Option(help="Engine that drives the jobs: embedded (default), or temporal, whose server is started too"),
     ] = None,
 ) -> None:
-    """Run the whole stack until Ctrl-C: control plane on a SQLite file, and the three platform services."""
+    """Run the whole stack until Ctrl-C: control plane on a SQLite file, and the three reference services."""
     die_with_parent()
     folder = (data_dir or ctx.ensure_object(Options).data_dir).resolve()
     _leave(run(lambda: _dev(host, port, folder, services, engine), fast_loop=True))
 
 
-async def _dev(host: str, port: int, data_dir: Path, with_services: bool, engine: str | None) -> Settings:
+async def _dev(host: str, port: int, data_dir: Path, with_services: bool, engine: str | None) -> "Settings":
+    from lucius.bootstrap.settings import load_settings  # noqa: PLC0415
     from lucius.cli.control_plane import base_url, drain_on_signals, listen, serving, until_stopped  # noqa: PLC0415
+    from lucius.observability.logs import configure_logging  # noqa: PLC0415
 
+    os.umask(0o077)  # inherited by the services: files in the data directory are private to this user
     drain = drain_on_signals()
     env = {"LUCIUS_LOG_FORMAT": "console", **os.environ, **({"LUCIUS_ENGINE": engine} if engine else {})}
     _make_folder(data_dir)
+    put_sample(_blob_root(env, data_dir))
     with listen(host, port) as listener:
         url = base_url(listener)
         key = dev_key(data_dir)
         env.setdefault("LUCIUS_ORCHESTRATOR_URL", url)
-        settings = load_settings(env, data_dir=data_dir, dev_api_key=key)
+        env |= file_roots(env)
+        settings = load_settings(env, data_dir=data_dir, dev_api_key=key, dev=True)
         configure_logging(settings.log_level, settings.log_format)
         async with _with_temporal(settings) as settings, serving(settings, listener, drain) as server:
             await _ready(Connection(url, key), server, drain.asked)
-            remember_dev_server(data_dir, url)
+            remember_dev_server(data_dir, url, _blob_root(env, data_dir), env["LUCIUS_FILE_ROOTS"])
             ours = {"LUCIUS_ORCHESTRATOR_URL": url, "LUCIUS_API_KEY": key, "LUCIUS_DATA_DIR": str(data_dir)}
-            child_env = {**_without_secrets(env), **ours}
+            child_env = {**without_secrets(env), **ours}
             worker = _worker_running(settings, {**env, **ours})
             async with worker, _services_running(child_env if with_services else None):
-                _say_ready(url, key, settings, with_services)
+                print_ready(url, key, settings, with_services)
                 await until_stopped(server, drain)
             out().print("stopping")
     return settings
 
 
-def _leave(settings: Settings) -> None:
-    """Without the interpreter's own way out, during which threads of Temporal's SDK now and then abort the process."""
+def file_roots(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that permit `file:` refs below LUCIUS_FILE_ROOTS, else the folder `dev` was started in."""
+    from lucius.bootstrap.settings import DEV_FILE_ROOTS  # noqa: PLC0415
+
+    roots = env.get("LUCIUS_FILE_ROOTS") or str(Path.cwd())
+    logical = env.get("PWD", "")  # the same folder, as a shell that followed a link to it names it
+    names = [roots]
+    if os.path.isabs(logical) and logical != roots and os.path.realpath(logical) == roots:
+        names.append(logical)
+    return {"LUCIUS_FILE_ROOTS": roots, DEV_FILE_ROOTS: os.pathsep.join(names)}
+
+
+def _leave(settings: "Settings") -> None:
+    """Exit at once with Temporal: its SDK's threads sometimes abort the process during the interpreter's shutdown."""
     if settings.engine == "temporal":
         sys.stdout.flush()
         sys.stderr.flush()
@@ -103,11 +129,13 @@ def _leave(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def _with_temporal(settings: Settings) -> AsyncIterator[Settings]:
-    """A Temporal server of our own, if there is to be one and nobody has said where it is."""
+async def _with_temporal(settings: "Settings") -> "AsyncIterator[Settings]":
+    """Start a Temporal server if the engine needs one and no address is given; yield the settings for it."""
     if settings.engine != "temporal" or os.environ.get("LUCIUS_TEMPORAL_ADDRESS"):
         yield settings
         return
+    from msgspec.structs import replace  # noqa: PLC0415
+
     from lucius.cli.temporal_server import temporal_server  # noqa: PLC0415
 
     async with temporal_server(settings.data_dir, settings.temporal_namespace) as temporal:
@@ -116,27 +144,46 @@ async def _with_temporal(settings: Settings) -> AsyncIterator[Settings]:
 
 
 def _make_folder(data_dir: Path) -> None:
+    from lucius.private_files import make_data_folder  # noqa: PLC0415
+
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        make_data_folder(data_dir)
     except OSError as error:
         raise Misused(f"can't use {data_dir} as data directory: {error.strerror}") from error
 
 
+def _blob_root(env: Mapping[str, str], data_dir: Path) -> Path:
+    """Return the folder that the services take `blob://` refs from."""
+    return Path(env["LUCIUS_BLOB_ROOT"]) if env.get("LUCIUS_BLOB_ROOT") else data_dir / "blobs"
+
+
+def put_sample(blob_root: Path) -> None:
+    """Put the sample contract where SAMPLE_REF finds it. A file that is there already is kept. Raises Misused."""
+    path = blob_root / SAMPLE_REF.removeprefix("blob://")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_bytes((files("lucius.reference_services") / "sample" / "contract.pdf").read_bytes())
+    except OSError as error:
+        raise Misused(f"can't write the sample document {path}: {error.strerror}") from error
+
+
 async def _ready(to: Connection, server: asyncio.Task[None], stop: asyncio.Event) -> None:
-    """Until /readyz answers, or there is no more reason to wait."""
-    async with Client(to) as client:
+    """Wait until /readyz answers, or a stop is asked for, or the server ends. Raises CliError."""
+    async with session(to) as client:
         deadline = asyncio.get_running_loop().time() + READY_SECONDS
-        while not (stop.is_set() or server.done() or await client.answers("/readyz")):
+        while not (stop.is_set() or server.done() or await is_answered(client, "/readyz")):
             if asyncio.get_running_loop().time() > deadline:
                 raise CliError(f"the control plane did not become ready within {READY_SECONDS:.0f} s")
             await asyncio.sleep(0.02)
 
 
-def _without_secrets(env: dict[str, str]) -> dict[str, str]:
-    """What the engine alone may know stays out of the services' processes."""
+def without_secrets(env: dict[str, str]) -> dict[str, str]:
+    """Return the environment for services, without secrets that only the engine may know."""
     private = (
         "LUCIUS_SECRET_",
         "LUCIUS_WEBHOOK_SECRET_",
+        "LUCIUS_WEBHOOK_MASTER_SECRET",
         "LUCIUS_TOKEN_SECRET",
         "LUCIUS_LEDGER_URL",
         "LUCIUS_GATE_URL",
@@ -145,8 +192,8 @@ def _without_secrets(env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not name.startswith(private)}
 
 
-def _worker_running(settings: Settings, env: dict[str, str]) -> AbstractAsyncContextManager[None]:
-    """One that works for Temporal, where this process does not."""
+def _worker_running(settings: "Settings", env: dict[str, str]) -> AbstractAsyncContextManager[None]:
+    """Run a Temporal worker as a separate process, unless this process is the worker."""
     if settings.engine != "temporal" or not settings.shares_ledger:
         return nullcontext()
     return _kept_running(
@@ -155,10 +202,9 @@ def _worker_running(settings: Settings, env: dict[str, str]) -> AbstractAsyncCon
 
 
 def _services_running(env: dict[str, str] | None) -> AbstractAsyncContextManager[None]:
-    """The three services as processes of their own; none without an environment for them."""
+    """Run the three services as separate processes; none without an environment for them."""
     names = SERVICES if env is not None else ()
-    child_env = {"LUCIUS_DEMO_INPUTS": "1", **(env or {})}
-    return _kept_running({name: ["service", name, "--grace", str(SERVICE_GRACE)] for name in names}, child_env)
+    return _kept_running({name: ["service", name, "--grace", str(SERVICE_GRACE)] for name in names}, env or {})
 
 
 @asynccontextmanager
@@ -172,8 +218,10 @@ async def _kept_running(commands: Mapping[str, Sequence[str]], env: dict[str, st
         await asyncio.gather(*keepers, return_exceptions=True)
 
 
-def _say_ready(url: str, key: str, settings: Settings, with_services: bool) -> None:
-    console = out()
+def print_ready(url: str, key: str, settings: "Settings", with_services: bool) -> None:
+    from rich.text import Text  # noqa: PLC0415
+
+    console, lucius = out(), _name_command(settings.data_dir)
     console.print(Text("Lucius is ready", style="bold green"))
     rows = (
         ("API", url),
@@ -181,28 +229,37 @@ def _say_ready(url: str, key: str, settings: Settings, with_services: bool) -> N
         ("API key", key),
         ("ledger", settings.ledger_shown),
         *_temporal_rows(settings),
-        ("webhooks", f"signed with {_webhook_secret(settings)}"),
-        ("blobs", f"{settings.data_dir / 'blobs'} (blob://out/x is out/x in there)"),
-        ("services", ", ".join(SERVICES) if with_services else "none (start them with `lucius service ocr`, …)"),
+        ("webhooks", f"signed with each tenant's own secret: GET {url}/v1/tenants/acme/webhook-secrets"),
+        ("blobs", f"{_blob_root(os.environ, settings.data_dir)} (blob://out/x is out/x in there)"),
+        ("services", ", ".join(SERVICES) if with_services else f"none (start them with `{lucius} service ocr`, …)"),
     )
     for name, value in rows:
         console.print(Text.assemble((f"  {name:<9}", "dim"), value), soft_wrap=True)
-    console.print(Text("\nTry it; paste it again and you get the same job:", style="bold"))
+    head = "Try it; paste it again and you get the same job:"
+    if not with_services:
+        head = f"Submit a command; it waits until services {', '.join(SERVICES[:-1])} and {SERVICES[-1]} pull:"
+    console.print(Text(f"\n{head}", style="bold"))
     console.print(Text(try_it(url, key)), soft_wrap=True)
-    then = "\nThen `lucius jobs list`, `lucius jobs watch JOB`, `lucius explain JOB`. Ctrl-C stops it."
+    then = f"\nThen `{lucius} jobs list`, `{lucius} jobs watch JOB`, `{lucius} explain JOB`. Ctrl-C stops it."
     console.print(Text(then), soft_wrap=True)
 
 
-def _webhook_secret(settings: Settings) -> str:
-    """Where it is, for those who must give it to clients."""
-    if "DEFAULT" in settings.webhook_secrets:
-        return "LUCIUS_WEBHOOK_SECRET_DEFAULT"
-    if settings.shares_ledger:
-        return "the secret 'webhook' in the ledger's table secrets, unless LUCIUS_WEBHOOK_SECRET_DEFAULT is set"
-    return str(settings.webhook_secret_file)
+def _name_command(data_dir: Path) -> str:
+    """Return how to call the CLI so that it finds the `lucius dev` of this data directory."""
+    if data_dir.resolve() == Path(DEFAULT_DATA_DIR).resolve():
+        return _name_program()
+    return f"{_name_program()} --data-dir {shlex.quote(str(data_dir))}"
 
 
-def _temporal_rows(settings: Settings) -> Iterator[tuple[str, str]]:
+def _name_program() -> str:
+    """Return `lucius`, or the path that it was called by if a shell would not find it by that name."""
+    called, found = sys.argv[0], shutil.which("lucius")
+    if Path(called).name != "lucius" or (found and os.path.abspath(found) == os.path.abspath(called)):
+        return "lucius"
+    return shlex.quote(called)
+
+
+def _temporal_rows(settings: "Settings") -> Iterator[tuple[str, str]]:
     if settings.engine == "temporal":
         yield "Temporal", f"{settings.temporal_address}, namespace {settings.temporal_namespace}"
         if settings.temporal_workflows_url:
@@ -210,13 +267,13 @@ def _temporal_rows(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def try_it(url: str, key: str) -> str:
-    """A curl that works when pasted."""
+    """Return a curl command that works when pasted."""
     command = {
         "tenant_id": "acme",
         "request_type": "OCR_EMBEDDING_SIS",
-        "input_ref": "blob://in/contract.pdf",
+        "input_ref": SAMPLE_REF,
         "output_ref": "blob://out/contract.json",
-        "payload": {"sis": {"prompt_set": ["What must the supplier deliver?"]}},
+        "payload": {"sis": {"prompt_set": ["What does one pump cost?"]}},
         "schema_version": "v1",
     }
     return (
@@ -235,22 +292,24 @@ def api(
         bool | None,
         typer.Option(
             "--engine/--no-engine",
-            help="Drive the jobs too, or leave that to `lucius reconciler`; also LUCIUS_API_ENGINE=on|off",
+            help="Also run the engine, or leave that to `lucius reconciler`; also LUCIUS_API_ENGINE=on|off",
         ),
     ] = None,
 ) -> None:
-    """Run the control plane as the environment says (LUCIUS_*), with JSON logs. Keys come from LUCIUS_CONFIG.
+    """Run the control plane with settings from the environment (LUCIUS_*) and JSON logs; keys are in LUCIUS_CONFIG.
 
-    API and engine, as many of them as you like on a ledger that processes can share: LUCIUS_LEDGER_URL, and
-    LUCIUS_BUS_URL if there is a bus, the same for all (docs/how-to/replicas.md). SIGTERM drains: /readyz says no at
-    once, after LUCIUS_DRAIN_DELAY no request is taken any more, and what is under way has LUCIUS_DRAIN_SECONDS.
+    Runs API and engine; docs/how-to/replicas.md describes several processes. They can share a ledger if they have the
+    same LUCIUS_LEDGER_URL and, with a push bus, the same LUCIUS_BUS_URL. SIGTERM drains: /readyz fails at once, new
+    requests are refused after LUCIUS_DRAIN_DELAY, and running ones have LUCIUS_DRAIN_SECONDS to finish.
     """
     die_with_parent()
     _leave(run(lambda: _api(host, port, data_dir, engine), fast_loop=True))
 
 
-async def _api(host: str, port: int, data_dir: Path | None, engine: bool | None) -> Settings:
+async def _api(host: str, port: int, data_dir: Path | None, engine: bool | None) -> "Settings":
+    from lucius.bootstrap.settings import load_settings  # noqa: PLC0415
     from lucius.cli.control_plane import base_url, drain_on_signals, listen, serving, until_stopped  # noqa: PLC0415
+    from lucius.observability.logs import configure_logging  # noqa: PLC0415
     from lucius.observability.readiness import Role  # noqa: PLC0415
 
     drain = drain_on_signals()
@@ -258,9 +317,10 @@ async def _api(host: str, port: int, data_dir: Path | None, engine: bool | None)
         env = {"LUCIUS_ORCHESTRATOR_URL": base_url(listener), **os.environ}
         settings = load_settings(env, data_dir=data_dir)
         configure_logging(settings.log_level, settings.log_format)
-        _warn_of_own_workspace(settings)
+        _warn_about_local_workspace(settings)
         with_engine = settings.api_engine if engine is None else engine
-        async with serving(settings, listener, drain, Role.WHOLE if with_engine else Role.API) as server:
+        role = Role.WHOLE if with_engine else Role.API
+        async with serving(settings, listener, drain, role, announce=True) as server:
             await until_stopped(server, drain)
     return settings
 
@@ -268,14 +328,14 @@ async def _api(host: str, port: int, data_dir: Path | None, engine: bool | None)
 def reconciler(
     data_dir: DataDir = None,
     health_port: HealthPort = None,
-    health_host: HealthHost = "0.0.0.0",
+    health_host: HealthHost = "127.0.0.1",
 ) -> None:
-    """Run the engine without the API, for ledgers that several processes may share. As many of them as you like.
+    """Run the engine without the API, in any number of processes that share a ledger.
 
-    It needs LUCIUS_LEDGER_URL, and LUCIUS_BUS_URL if there is a bus, as they are set for the API
-    (docs/how-to/replicas.md). SIGTERM drains: what is being handed over or called has LUCIUS_DRAIN_SECONDS, the rest
-    goes to the others.
+    Needs the LUCIUS_LEDGER_URL of the API and, with a push bus, its LUCIUS_BUS_URL (docs/how-to/replicas.md).
+    SIGTERM drains: hand-overs and calls in progress have LUCIUS_DRAIN_SECONDS to finish; other processes take the rest.
     """
+    from lucius.bootstrap.settings import load_settings  # noqa: PLC0415
     from lucius.observability.readiness import Role  # noqa: PLC0415
 
     die_with_parent()
@@ -287,13 +347,14 @@ def reconciler(
 def temporal_worker(
     data_dir: DataDir = None,
     health_port: HealthPort = None,
-    health_host: HealthHost = "0.0.0.0",
+    health_host: HealthHost = "127.0.0.1",
 ) -> None:
-    """Run the jobs' workflows for Temporal (LUCIUS_ENGINE=temporal). As many of them as you like.
+    """Run the Temporal workflows of jobs (LUCIUS_ENGINE=temporal), in any number of processes.
 
-    For ledgers that several processes may share; with SQLite the API's process does this too. SIGTERM drains: what is
-    under way has LUCIUS_DRAIN_SECONDS, the rest goes to the others.
+    For ledgers that processes can share; with SQLite the API's process is the worker. SIGTERM drains: tasks in progress
+    have LUCIUS_DRAIN_SECONDS to finish; other workers take the rest.
     """
+    from lucius.bootstrap.settings import load_settings  # noqa: PLC0415
     from lucius.observability.readiness import Role  # noqa: PLC0415
 
     die_with_parent()
@@ -302,36 +363,39 @@ def temporal_worker(
     _leave(settings)
 
 
-def _for_temporal(settings: Settings) -> Settings:
-    """Raises Misused if a worker would have nothing to do, or nothing to do it with."""
+def _for_temporal(settings: "Settings") -> "Settings":
+    """Return the settings. Raises Misused if a worker would have no work, or can't share the ledger."""
     if settings.engine != "temporal":
         raise Misused(f"LUCIUS_ENGINE is {settings.engine}: set LUCIUS_ENGINE=temporal, here and for the API")
     if not settings.shares_ledger:
         raise Misused(
             f"a {settings.ledger_scheme} ledger belongs to one process: the one that hosts the API works for Temporal, "
-            "too. A worker of its own needs a ledger that processes can share (LUCIUS_LEDGER_URL=postgresql://…)"
+            "too. A separate worker needs a ledger that processes can share (LUCIUS_LEDGER_URL=postgresql://…)"
         )
     return settings
 
 
-def _warn_of_own_workspace(settings: Settings) -> None:
-    """Jobs tell services where artifacts are, and those on other hosts would look for them in a folder of their own."""
+def _warn_about_local_workspace(settings: "Settings") -> None:
+    """Warn of a local workspace, which services on other hosts can't read."""
     if settings.shares_ledger and not settings.workspace_given:
-        log.warning(
-            "the workspace is a folder of this host: services on others can't read what is written there; "
-            "set LUCIUS_WORKSPACE_ROOT to one that all of them share",
+        import structlog  # noqa: PLC0415
+
+        structlog.get_logger().warning(
+            "the workspace is a local folder, which services on other hosts can't read; "
+            "set LUCIUS_WORKSPACE_ROOT to a shared one",
             workspace=settings.workspace_root,
         )
 
 
-async def _without_api(settings: Settings, role: "Role", health_host: str, health_port: int | None) -> None:
+async def _without_api(settings: "Settings", role: "Role", health_host: str, health_port: int | None) -> None:
     from lucius.cli.control_plane import drain_on_signals, driving, listen, serving, until_stopped  # noqa: PLC0415
+    from lucius.observability.logs import configure_logging  # noqa: PLC0415
     from lucius.observability.readiness import Role  # noqa: PLC0415
 
     drain = drain_on_signals()
     configure_logging(settings.log_level, settings.log_format)
     if role is Role.ENGINE:
-        _warn_of_own_workspace(settings)
+        _warn_about_local_workspace(settings)
     if health_port is None:
         async with driving(settings, drain, role):
             await drain.asked.wait()
@@ -345,41 +409,49 @@ def service(
     ctx: typer.Context,
     names: Annotated[
         list[str],
-        typer.Argument(help="ocr, embedding, sis, or module:attribute of your own; several share one process"),
+        typer.Argument(help="ocr, embedding, sis, or module:attribute of your own service; several share one process"),
     ],
-    url: Annotated[str | None, typer.Option(help="The control plane", envvar="LUCIUS_ORCHESTRATOR_URL")] = None,
-    api_key: Annotated[str | None, typer.Option(help="A key of scope serve; also LUCIUS_API_KEY")] = None,
-    concurrency: Annotated[int, typer.Option(help="Steps at work at once", min=1, envvar="LUCIUS_CONCURRENCY")] = 16,
+    url: Annotated[str | None, typer.Option(help="URL of the control plane", envvar="LUCIUS_ORCHESTRATOR_URL")] = None,
+    api_key: Annotated[str | None, typer.Option(help="API key with scope serve; also LUCIUS_API_KEY")] = None,
+    concurrency: Annotated[
+        int, typer.Option(help="Maximum number of concurrent steps", min=1, envvar="LUCIUS_CONCURRENCY")
+    ] = 16,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Remembers finished steps; holds blob:// refs", envvar="LUCIUS_DATA_DIR")
+        Path | None, typer.Option(help="Folder of finished RESULTs and blob:// refs", envvar="LUCIUS_DATA_DIR")
     ] = None,
     health_port: HealthPort = None,
+    health_host: HealthHost = "127.0.0.1",
     grace: Annotated[
-        float, typer.Option(help="Seconds for steps at work when asked to stop", min=0, envvar="LUCIUS_GRACE")
+        float, typer.Option(help="Seconds for running steps to finish on stop", min=0, envvar="LUCIUS_GRACE")
     ] = 20.0,
     delay: Annotated[
-        float, typer.Option(help="Make every step take this much longer, in seconds", envvar="LUCIUS_SERVICE_DELAY")
+        float, typer.Option(help="Extra seconds that every step takes, for tests", envvar="LUCIUS_SERVICE_DELAY")
     ] = 0.0,
 ) -> None:
-    """Run platform services: they take directives, do the work, and answer with ACK and RESULT.
+    """Run platform services, which execute directives and send ACK, heartbeats and RESULT.
 
-    They need LUCIUS_API_KEY, a key of scope serve, and LUCIUS_BUS_URL as it is set for the API; without that they
-    pull directives from LUCIUS_ORCHESTRATOR_URL.
+    Needs LUCIUS_API_KEY, a key with scope serve, and the LUCIUS_BUS_URL of the API; on the default bus `local:`,
+    services pull directives from --url or LUCIUS_ORCHESTRATOR_URL. Next to the `lucius dev` of this folder no settings
+    are needed: services use its key, data directory, blob folder and permitted file roots.
     """
+    from lucius.bootstrap.settings import load_settings  # noqa: PLC0415
     from lucius.cli.services import run_named  # noqa: PLC0415
+    from lucius.observability.logs import configure_logging  # noqa: PLC0415
 
     die_with_parent()
     to = guarded(lambda: connection(ctx, url, api_key))
     settings = guarded(load_settings)
     configure_logging(settings.log_level, settings.log_format)
+    places = {"data_dir": data_dir} if data_dir else places_beside_dev(ctx.ensure_object(Options).data_dir, to)
     guarded(
         lambda: run_named(
             names,
+            **places,
             orchestrator_url=to.url,
             api_key=to.api_key,
             concurrency=concurrency,
-            data_dir=data_dir,
             health_port=health_port,
+            health_host=health_host,
             grace_seconds=grace,
             delay_seconds=delay,
         )

@@ -1,4 +1,4 @@
-"""Platform services in this process: shipped ones by name, others as `module:attribute`."""
+"""Runs platform services in this process: shipped ones by name, others as `module:attribute`."""
 
 import importlib
 import os
@@ -9,28 +9,28 @@ from typing import Any
 from msgspec.structs import replace
 
 from lucius.cli.errors import Misused
-from lucius.services import SERVICES, settings_from
+from lucius.reference_services import SERVICES, settings_from
 from lucius.worker import Service
 from lucius.worker import settings as worker
+from lucius.worker.definition import BadService
 from lucius.worker.run import serve
-from lucius.worker.service import BadService
 
 
-def run_named(names: Sequence[str], **told: Any) -> None:
-    """Serve until told to stop, as the environment says, but for what was told."""
+def run_named(names: Sequence[str], **overrides: Any) -> None:
+    """Serve until stopped, with settings from the environment, except `overrides`. Raises Misused."""
     try:
-        settings = replace(worker.settings_from(), **told)
-        serve([_service(name) for name in dict.fromkeys(names)], settings)
+        settings = replace(worker.settings_from(), **overrides)
+        serve([load_service(name) for name in dict.fromkeys(names)], settings)
     except (worker.BadSetting, BadService) as error:
         raise Misused(str(error)) from error
 
 
-def _service(name: str) -> Service:
+def load_service(name: str) -> Service:
     if ":" in name:
         return _imported(name)
     make = SERVICES.get(name)
     if make is None:
-        raise Misused(f"there is no service {name!r}; shipped: {', '.join(SERVICES)}; your own: module:attribute")
+        raise Misused(f"unknown service {name!r}; built in: {', '.join(SERVICES)}; for your own use module:attribute")
     return make(settings_from(os.environ))
 
 
@@ -42,7 +42,7 @@ def _imported(name: str) -> Service:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise Misused(f"can't find service {name!r}: {error}") from error
+        raise Misused(f"can't import service {name!r}: {error}") from error
     if not isinstance(found, Service):
         raise Misused(f"{name} is a {type(found).__name__}, not a lucius.worker.Service")
     return found

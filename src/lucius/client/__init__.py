@@ -1,6 +1,6 @@
-"""The Python client: AsyncClient, and Client for code that blocks. docs/how-to/python-client.md shows both.
+"""Python client: AsyncClient, and Client for blocking code. docs/how-to/python-client.md shows both.
 
-Imports the message contract and nothing else of Lucius. What it answers are the contract's records.
+Imports the message contract and nothing else of Lucius. Its methods return the contract's records.
 """
 
 from lucius.client.aio import AsyncClient

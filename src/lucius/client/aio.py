@@ -1,5 +1,6 @@
-"""The client, for asyncio."""
+"""Client for asyncio."""
 
+import asyncio
 import os
 import ssl
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -8,10 +9,9 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 from urllib.parse import quote
 
-import msgspec
-
 from lucius.client import batch, following, waiting
 from lucius.client.command import Command, CommandOptions, Ref
+from lucius.client.encoding import encode_body
 from lucius.client.errors import JobFailed, Misconfigured
 from lucius.client.http import Http, Request, Trace, job_path
 from lucius.client.paging import items
@@ -28,15 +28,15 @@ from lucius.contract import (
     StepList,
     StepWithAttempts,
 )
-from lucius.contract_control import AuditView
+from lucius.contract.control import AuditView
 
-RETRY_FOR = 30.0
-TIMEOUT = 10.0
+DEFAULT_RETRY_SECONDS = 30.0
+DEFAULT_TIMEOUT_SECONDS = 10.0
 AUDIT_SECONDS = 300.0
 
 
 def from_environment() -> tuple[str, str]:
-    """LUCIUS_URL and LUCIUS_API_KEY. Raises Misconfigured."""
+    """Return LUCIUS_URL and LUCIUS_API_KEY. Raises Misconfigured if one is not set."""
     for name in ("LUCIUS_URL", "LUCIUS_API_KEY"):
         if not os.environ.get(name, "").strip():
             raise Misconfigured(f"{name} is not set")
@@ -44,10 +44,11 @@ def from_environment() -> tuple[str, str]:
 
 
 class AsyncClient:
-    """One session with one control plane. Any number of tasks may share it.
+    """Session with one control plane. Any number of tasks may share it.
 
-    A request that fails is tried again for `retry_for` seconds where that is safe: see each method. `timeout` is for
-    one answer. `trace` is a W3C traceparent, or what gives the current one, and goes along with every request.
+    A failed request is retried for `retry_for` seconds where that is safe: see each method. `timeout` limits one
+    answer, in seconds. `trace` is a W3C traceparent, or a function that returns the current one, sent with every
+    request.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class AsyncClient:
         url: str,
         *,
         api_key: str,
-        retry_for: float = RETRY_FOR,
-        timeout: float = TIMEOUT,
+        retry_for: float = DEFAULT_RETRY_SECONDS,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
         trace: Trace = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -68,12 +69,12 @@ class AsyncClient:
     def from_env(
         cls,
         *,
-        retry_for: float = RETRY_FOR,
-        timeout: float = TIMEOUT,
+        retry_for: float = DEFAULT_RETRY_SECONDS,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
         trace: Trace = None,
         tls: ssl.SSLContext | None = None,
     ) -> Self:
-        """By LUCIUS_URL and LUCIUS_API_KEY."""
+        """Create a client from LUCIUS_URL and LUCIUS_API_KEY. Raises Misconfigured."""
         url, api_key = from_environment()
         return cls(url, api_key=api_key, retry_for=retry_for, timeout=timeout, trace=trace, tls=tls)
 
@@ -96,19 +97,22 @@ class AsyncClient:
     async def submit(
         self, request_type: str, *, tenant: str, input: Ref, output: Ref, **options: Unpack[CommandOptions]
     ) -> Accepted:
-        """A job for this command. Tried again after whatever failure: the key, or without one the content, makes a
-        repeat the same job. `duplicate` then says that it was there before, if only by a try whose answer was lost."""
+        """Submit a command and return the accepted job.
+
+        Retried after any temporary failure: the key, or without one the content, makes a repeat the same job.
+        `duplicate` is then true if the job existed before, even if only by a try whose answer was lost.
+        """
         command = Command(request_type, tenant=tenant, input=input, output=output, **options)
-        envelope = command.envelope(self.http.trace())
+        envelope = await _envelope(command, self.http.trace())
         return self.http.read(await self.http.post("/v1/commands", envelope, repeatable=True), Accepted)
 
     async def submit_many(self, commands: Iterable[Command]) -> list[batch.Outcome]:
-        """Each command's own outcome, in their order: Accepted, or the RequestRefused that `submit` would have raised.
+        """Submit commands; return their outcomes in order: Accepted, or the RequestRefused that `submit` would raise.
 
-        What fails as a whole is raised; the same call again is safe.
+        Raises an error if a whole batch fails; repeating the call is safe.
         """
         trace = self.http.trace()
-        encoded = [msgspec.json.encode(command.envelope(trace)) for command in commands]
+        encoded = [encode_body(await _envelope(command, trace)) for command in commands]
         return await batch.submit_all(self.http, encoded)
 
     async def run(
@@ -121,7 +125,10 @@ class AsyncClient:
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> JobView:
-        """Submit and wait for success. Raises JobFailed, or TimedOut after `timeout` seconds; the job goes on then."""
+        """Submit a command and wait for success.
+
+        Raises JobFailed, or TimedOut after `timeout` seconds of waiting; the job then continues.
+        """
         accepted = await self.submit(request_type, tenant=tenant, input=input, output=output, **options)
         return await self.wait(accepted.jobId, timeout=timeout, check=True)
 
@@ -133,21 +140,25 @@ class AsyncClient:
     async def wait(
         self, job_id: str, *, timeout: float | None = None, check: bool = False, retry_for: float | None = None
     ) -> JobView:
-        """The job, once it has ended; the server may be away for `retry_for` seconds at a time. Raises TimedOut, and
-        with `check` JobFailed if it did not succeed."""
-        looked = await waiting.until_ended(self.http, job_id, timeout, retry_for)
-        assert looked.job is not None, "it has ended"
-        if check and looked.job.status != "SUCCEEDED":
-            raise JobFailed(looked.job)
-        return looked.job
+        """Wait until a job has ended and return it; the server may be down for `retry_for` seconds at a time.
+
+        Raises TimedOut after `timeout` seconds, and with `check` JobFailed if it did not succeed.
+        """
+        polled = await waiting.until_ended(self.http, job_id, timeout, retry_for)
+        assert polled.job is not None, "it has ended"
+        if check and polled.job.status != "SUCCEEDED":
+            raise JobFailed(polled.job)
+        return polled.job
 
     def events(self, job_id: str, *, after: int = 0) -> AsyncGenerator[EventView, None]:
-        """What happened to the job so far, in order, after that sequence number."""
+        """Yield the job's events so far, in order, after that sequence number."""
         return following.pages(self.http, job_id, after)
 
     def stream(self, job_id: str, *, after: int = 0, retry_for: float | None = None) -> AsyncGenerator[EventView, None]:
-        """What happens to the job, each event once, until it has ended; the server may be away for `retry_for` seconds
-        at a time. Close it if you stop early."""
+        """Yield the job's events as they occur, each once, until it has ended. Close the generator if you stop early.
+
+        The server may be down for `retry_for` seconds at a time.
+        """
         return following.follow(self.http, job_id, after, retry_for)
 
     def jobs(
@@ -158,63 +169,78 @@ class AsyncClient:
         request_type: str | None = None,
         blocked_on: str | None = None,
         created_after: datetime | str | None = None,
+        doc_id: str | None = None,
+        correlation_id: str | None = None,
+        target: str | None = None,
+        error_code: str | None = None,
+        completed_after: datetime | str | None = None,
+        completed_before: datetime | str | None = None,
         limit: int | None = None,
     ) -> AsyncGenerator[JobSummary, None]:
-        """Newest first; all that the key may see, unless told otherwise."""
-        since = created_after.astimezone().isoformat() if isinstance(created_after, datetime) else created_after
-        wanted = {
+        """Yield jobs that match the filters, newest first; without filters, all that the key may see.
+
+        `target` is `type/id`. With `completed_after` or `completed_before` alone, the job that ended last comes first.
+        """
+        filters = {
             "tenant_id": tenant,
             "status": status,
             "request_type": request_type,
             "blocked_on": blocked_on,
-            "created_after": since,
+            "created_after": _timestamp(created_after),
+            "doc_id": doc_id,
+            "correlation_id": correlation_id,
+            "target": target,
+            "error_code": error_code,
+            "completed_after": _timestamp(completed_after),
+            "completed_before": _timestamp(completed_before),
         }
-        return items(self.http, "/v1/jobs", wanted, limit, JobList, lambda page: page.jobs)
+        return items(self.http, "/v1/jobs", filters, limit, JobList, lambda page: page.jobs)
 
     async def steps(self, job_id: str) -> list[StepWithAttempts]:
-        """Every step with its attempts; of a long map, every item."""
+        """Return every step with its attempts; for a long map, every item."""
         return self.http.read(await self.http.get(f"{job_path(job_id)}/steps"), StepList).steps
 
     async def attempts(self, job_id: str) -> list[AttemptView]:
         return self.http.read(await self.http.get(f"{job_path(job_id)}/attempts"), AttemptList).attempts
 
     async def audit(self, job_id: str) -> AuditView:
-        """Whether the job's events are all there as they were written."""
+        """Check that the job's events are complete and unchanged, and return the findings."""
         return self.http.read(await self.http.get(f"{job_path(job_id)}/audit", within=AUDIT_SECONDS), AuditView)
 
-    # Acting. What stops a job is sent again after whatever failure: stopping twice is stopping. What sets something
-    # going is not, once it may have arrived: twice would be two runs, two signals, or a vote on another question.
+    # Acting. Requests that stop a job are retried after any temporary failure, as stopping twice does no harm. Requests
+    # that start something are not retried once they may have arrived: twice could be two runs, two signals, or a vote
+    # on another question.
 
     async def cancel(self, job_id: str, *, reason: str | None = None) -> JobView:
-        """No further step starts. Tried again after whatever failure."""
+        """Cancel a job: no further step starts. Retried after any temporary failure."""
         return await self._act(job_id, ":cancel", {"reason": reason}, repeatable=True)
 
     async def pause(self, job_id: str, *, reason: str | None = None) -> JobView:
-        """Nothing new starts until it is resumed. Tried again after whatever failure."""
+        """Pause a job: nothing new starts until it is resumed. Retried after any temporary failure."""
         return await self._act(job_id, ":pause", {"reason": reason}, repeatable=True)
 
     async def resume(self, job_id: str, *, reason: str | None = None) -> JobView:
-        """Not sent twice: somebody may have paused it again."""
+        """Resume a paused job. Not sent twice: it may have been paused again meanwhile."""
         return await self._act(job_id, ":resume", {"reason": reason})
 
     async def retry(self, job_id: str, *, reason: str | None = None, from_step: str | None = None) -> JobView:
-        """A new run of a job that failed or was cancelled. Not sent twice: that could be two runs."""
+        """Start a new run of a job that failed or was cancelled. Not sent twice: that could be two runs."""
         return await self._act(job_id, ":retry", {"reason": reason, "from_step": from_step})
 
     async def signal(self, job_id: str, name: str, *, payload: Any = None, reason: str | None = None) -> JobView:
-        """For the step that waits for it, now or later. Not sent twice: each counts."""
+        """Send a signal to the step that waits for it, now or later. Not sent twice: each signal counts."""
         return await self._act(job_id, ":signal", {"name": name, "payload": payload, "reason": reason})
 
     async def approve(self, job_id: str, step_id: str, *, comment: str | None = None) -> JobView:
-        """Not sent twice: the job may have come back to the step with another question."""
+        """Approve a step. Not sent twice: the job may have returned to the step with another question."""
         return await self._act(job_id, f"/steps/{quote(step_id, safe='')}:approve", {"comment": comment})
 
     async def reject(self, job_id: str, step_id: str, *, comment: str | None = None) -> JobView:
-        """Not sent twice, as with `approve`."""
+        """Reject a step. Not sent twice, as with `approve`."""
         return await self._act(job_id, f"/steps/{quote(step_id, safe='')}:reject", {"comment": comment})
 
-    async def _act(self, job_id: str, act: str, said: dict[str, Any], *, repeatable: bool = False) -> JobView:
-        body = {name: value for name, value in said.items() if value is not None}
+    async def _act(self, job_id: str, act: str, members: dict[str, Any], *, repeatable: bool = False) -> JobView:
+        body = {name: value for name, value in members.items() if value is not None}
         return self.http.read(await self.http.post(job_path(job_id) + act, body, repeatable=repeatable), JobView)
 
     async def request(
@@ -226,8 +252,20 @@ class AsyncClient:
         body: Any = None,
         repeatable: bool = False,
     ) -> bytes:
-        """Whatever else the API has, answered with JSON as it came. `repeatable` if sending it twice does no harm."""
-        encoded = None if body is None else msgspec.json.encode(body)
+        """Send any other API request; return the JSON answer as received.
+
+        `repeatable`: sending it twice does no harm.
+        """
+        encoded = None if body is None else encode_body(body)
         safe = repeatable or method.upper() == "GET"
         asked = Request(method=method.upper(), path=path, params=params, body=encoded, repeatable=safe)
         return await self.http.call(asked)
+
+
+async def _envelope(command: Command, trace: str | None) -> dict[str, Any]:
+    """Build the command's envelope, in a thread if that reads a file."""
+    return await asyncio.to_thread(command.envelope, trace) if command.reads_file else command.envelope(trace)
+
+
+def _timestamp(given: datetime | str | None) -> str | None:
+    return given.astimezone().isoformat() if isinstance(given, datetime) else given

@@ -1,4 +1,4 @@
-"""Many commands at once: in chunks, each command with its own outcome."""
+"""Batch submission of commands: in chunks, each command with its own outcome."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,17 +7,17 @@ import msgspec
 from lucius.client.errors import RequestRefused, refused
 from lucius.client.http import Http
 from lucius.client.reading import convert
-from lucius.client.retry import worth_it
+from lucius.client.retry import is_retryable
 from lucius.contract import Accepted, CommandBatchAnswer, CommandOutcome, Problem
 
 MAX_COMMANDS = 500
-MAX_BYTES = 900_000  # what proxies let pass unless told otherwise
+MAX_BATCH_BYTES = 900_000  # below the usual default body limit of proxies
 
 Outcome = Accepted | RequestRefused
 
 
 async def submit_all(http: Http, commands: Sequence[bytes]) -> list[Outcome]:
-    """In the order of the commands. Those that are refused for now are sent again, as long as `retry_for` lasts."""
+    """Submit encoded commands; return their outcomes in order. Temporary refusals are retried within `retry_for`."""
     outcomes: list[Outcome] = []
     for chunk in chunks(commands):
         outcomes += await _submit_chunk(http, chunk)
@@ -27,7 +27,7 @@ async def submit_all(http: Http, commands: Sequence[bytes]) -> list[Outcome]:
 def chunks(commands: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     begin, size = 0, 0
     for i, command in enumerate(commands):
-        if i > begin and (i - begin == MAX_COMMANDS or size + len(command) > MAX_BYTES):
+        if i > begin and (i - begin == MAX_COMMANDS or size + len(command) > MAX_BATCH_BYTES):
             yield commands[begin:i]
             begin, size = i, 0
         size += len(command) + 1
@@ -42,20 +42,22 @@ async def _submit_chunk(http: Http, chunk: Sequence[bytes]) -> list[Outcome]:
     while open_:
         for i, outcome in zip(open_, await _post(http, [chunk[i] for i in open_]), strict=True):
             found[i] = outcome
-        not_now = {i: refusal for i in open_ if (refusal := _not_now(found[i])) is not None}
-        if len(not_now) < len(open_):
-            tries.went_well()
-        open_ = list(not_now)
+        temporary = {i: refusal for i in open_ if (refusal := _temporary_refusal(found[i])) is not None}
+        if len(temporary) < len(open_):
+            tries.reset()
+        open_ = list(temporary)
         if open_:
             try:
-                await tries.again(max(not_now.values(), key=lambda refusal: refusal.retry_after or 0.0), True)
+                await tries.pause_or_raise(
+                    max(temporary.values(), key=lambda refusal: refusal.retry_after or 0.0), True
+                )
             except RequestRefused:
                 break
     return [found[i] for i in range(len(chunk))]
 
 
-def _not_now(outcome: Outcome) -> RequestRefused | None:
-    return outcome if isinstance(outcome, RequestRefused) and worth_it(outcome, True) else None
+def _temporary_refusal(outcome: Outcome) -> RequestRefused | None:
+    return outcome if isinstance(outcome, RequestRefused) and is_retryable(outcome, True) else None
 
 
 async def _post(http: Http, chunk: Sequence[bytes]) -> list[Outcome]:
@@ -71,7 +73,12 @@ def _outcome(http: Http, result: CommandOutcome) -> Outcome:
     if result.status_code < 400:
         if result.jobId is None:
             raise http.unlike("a command was accepted without a job")
-        return Accepted(jobId=result.jobId, status=str(result.status), duplicate=bool(result.duplicate))
-    said = {name: value for name, value in msgspec.to_builtins(result).items() if value is not None}
-    problem = convert({"type": "", "title": "", "code": "", **said, "status": result.status_code}, Problem)
+        return Accepted(
+            jobId=result.jobId,
+            status=str(result.status),
+            duplicate=bool(result.duplicate),
+            accepted_at=result.accepted_at,
+        )
+    members = {name: value for name, value in msgspec.to_builtins(result).items() if value is not None}
+    problem = convert({"type": "", "title": "", "code": "", **members, "status": result.status_code}, Problem)
     return refused(problem, "POST /v1/commands:batch", result.retry_after_seconds)

@@ -1,6 +1,6 @@
-"""From blocking code to asyncio: an event loop of our own on a thread of its own.
+"""Bridge from blocking code to asyncio: a private event loop in a thread of its own.
 
-So it works inside a running loop too, as in a notebook, and from any number of threads.
+It therefore also works inside a running loop, as in a notebook, and from any number of threads.
 """
 
 import asyncio
@@ -13,31 +13,39 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Last = Callable[[], Coroutine[Any, Any, None]]
+OnClose = Callable[[], Coroutine[Any, Any, None]]
 
 CLEAN_UP_SECONDS = 5.0
 
 
 class Bridge:
-    """`last` is done when it is closed, or when nobody holds it any more: so nothing below may keep a bridge alive."""
+    """Runs coroutines on its own event loop for blocking callers.
 
-    def __init__(self, last: Last) -> None:
+    `on_close` runs when the bridge is closed or garbage-collected, so its thread must not hold a reference to it.
+    """
+
+    def __init__(self, on_close: OnClose) -> None:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._closing = threading.Event()
-        # Who begins something does so before the loop is told to stop, or not at all. Reentrant: garbage collection
-        # may close an iterator at any point.
+        # Work is scheduled before the loop is stopped, or not at all. Reentrant: garbage collection may close an
+        # iterator at any point.
         self._lock = threading.RLock()
-        self._thread = threading.Thread(target=_turn, args=(self._loop, last), name="lucius-client", daemon=True)
+        self._thread = threading.Thread(
+            target=_run_loop, args=(self._loop, on_close), name="lucius-client", daemon=True
+        )
         self._thread.start()
         self._forgotten = weakref.finalize(self, _stop, self._loop, self._closing, self._pid)
-        self._forgotten.atexit = False  # a process that ends does not wait for it
+        self._forgotten.atexit = False  # not run when the process exits
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine answers. Ctrl-C, or whatever else interrupts this thread, cancels it."""
+        """Run a coroutine to its end; return or raise what it does. An interruption of this thread cancels it.
+
+        Raises RuntimeError if the bridge is closed, was made before a fork, or is used from its own loop.
+        """
         done: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
-        if not (reason := self._unusable()):  # after a fork nobody may ever let go of the lock
+        if not (reason := self._unusable()):  # checked first: after a fork the lock may stay held forever
             with self._lock:
                 if not (reason := self._unusable()):
                     self._loop.call_soon_threadsafe(_begin, self._loop, work, done, tasks)
@@ -47,13 +55,13 @@ class Bridge:
         try:
             return done.result()
         finally:
-            if not done.done():  # interrupted: let it clean up before anyone goes on
+            if not done.done():  # interrupted: let the coroutine clean up before the caller continues
                 self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
                 with suppress(TimeoutError):
                     done.exception(CLEAN_UP_SECONDS)
 
     def iterate(self, source: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-        """Each item as it comes. Whoever stops early closes the source."""
+        """Yield each item of an async generator as it comes. Stopping early closes the source."""
         try:
             while (item := self.run(_next(source))) is not _END:
                 yield item
@@ -62,7 +70,7 @@ class Bridge:
                 self.run(_close(source))
 
     def close(self) -> None:
-        """Cancel all that is under way, and end the thread. The second time nothing happens."""
+        """Cancel running work and end the thread. Idempotent."""
         if self._unusable():
             return
         with self._lock:
@@ -79,18 +87,18 @@ class Bridge:
         return ""
 
 
-def _turn(loop: asyncio.AbstractEventLoop, last: Last) -> None:
-    """The thread: until the loop is stopped, and then whatever is left to do."""
+def _run_loop(loop: asyncio.AbstractEventLoop, on_close: OnClose) -> None:
+    """Run the loop in its thread until it is stopped, then `on_close`, cancel what still runs, and close it."""
     try:
         loop.run_forever()
-        loop.run_until_complete(last())
+        loop.run_until_complete(on_close())
         loop.run_until_complete(_cancel_others())
     finally:
         loop.close()
 
 
 def _stop(loop: asyncio.AbstractEventLoop, closing: threading.Event, pid: int) -> None:
-    """Whichever thread collects garbage does this, perhaps the loop's own: so it waits for nothing."""
+    """Stop the loop without waiting: garbage collection may run this in any thread, even the loop's own."""
     closing.set()
     if pid == os.getpid():
         loop.call_soon_threadsafe(loop.stop)
@@ -104,7 +112,7 @@ def _begin(
 
 
 def documented_as(original: type[Any]) -> Callable[[type[T]], type[T]]:
-    """What a method does is said once, where it is done."""
+    """Return a class decorator that copies missing method docstrings from `original`."""
 
     def document(kind: type[T]) -> type[T]:
         for name, method in vars(kind).items():

@@ -1,19 +1,19 @@
-"""What can go wrong, in one tree. A message says what happened, where, and the stable code to look up.
+"""Errors of the client, in one tree. A message says what happened, where, and the stable code to look up.
 
 LuciusError
-├── Misconfigured        an address or a key that can't be one; a ValueError too
-├── Unreachable          nobody answered; `maybe_done` if the server may have acted all the same
-├── NotLucius            somebody answered, and not as Lucius does: a proxy, or a wrong address
-├── TimedOut             the job has not ended in the time that `wait` was given; a TimeoutError too
+├── Misconfigured        an invalid address or key, or a number that JSON lacks; a ValueError too
+├── Unreachable          no answer; `maybe_done` if the server may have acted all the same
+├── NotLucius            an answer that is not from Lucius: a proxy, or a wrong address
+├── TimedOut             the job has not ended within the `timeout` of `wait`; a TimeoutError too
 ├── JobFailed            the job has ended, and not SUCCEEDED
-└── RequestRefused       Lucius said no, and why: `code` is stable, docs/errors.md has all of them
+└── RequestRefused       Lucius refused the request: `code` is stable, docs/errors.md lists all codes
     ├── Invalid          400, 413, 422, …   the request is wrong: `errors` has a pointer for each fault
     ├── Unauthenticated  401                no key, or one that the server does not know
-    ├── Forbidden        403                the key is not good for this
-    ├── NotFound         404                no such job, step, protocol or item, or not one that the key may see
-    ├── Conflict         409                the state of the job, or of the key's job, does not allow it
+    ├── Forbidden        403                the key does not permit this
+    ├── NotFound         404                no such job, step, protocol or item, or not visible to the key
+    ├── Conflict         409                the state of the job, or of the idempotency key's job, forbids it
     ├── TooMany          429                a limit is reached: `retry_after`
-    └── Unavailable      5xx                the server can't, now
+    └── Unavailable      5xx                the server can't answer now
 """
 
 from typing import Literal
@@ -24,8 +24,11 @@ Failure = Literal["no_connection", "no_proxy", "no_answer", "lost", "untrusted"]
 
 
 class LuciusError(Exception):
-    """`tries` is how often the request was sent or should have been. With `maybe_done`, one of these went unanswered
-    and may have been carried out."""
+    """Base of the client's errors.
+
+    `tries` counts the attempts to send the request. With `maybe_done`, one of them went unanswered and may have been
+    carried out.
+    """
 
     tries = 1
     maybe_done = False
@@ -49,20 +52,20 @@ class Unreachable(LuciusError):
     def __str__(self) -> str:
         match self.failure:
             case "no_connection":
-                said = f"no server answers at {self.url}: {self.reason}"
+                text = f"no server answers at {self.url}: {self.reason}"
             case "no_proxy":
-                said = f"the proxy before {self.url} does not answer: {self.reason}"
+                text = f"the proxy before {self.url} does not answer: {self.reason}"
             case "no_answer":
-                said = f"{self.url} did not answer in time: {self.reason}"
+                text = f"{self.url} did not answer in time: {self.reason}"
             case "lost":
-                said = f"the connection to {self.url} was lost: {self.reason}"
+                text = f"the connection to {self.url} was lost: {self.reason}"
             case "untrusted":
-                said = f"{self.url} can't be trusted: {self.reason}"
-        return said + self._after()
+                text = f"{self.url} can't be trusted: {self.reason}"
+        return text + self._after()
 
 
 class NotLucius(LuciusError):
-    """`status` is what was answered; None if the answer looked right but can't be read."""
+    """Answer that is not from Lucius. `status` is its HTTP status; None if it looked right but can't be decoded."""
 
     def __init__(self, url: str, reason: str, status: int | None = None, retry_after: float | None = None) -> None:
         super().__init__(url, reason, status, retry_after)
@@ -76,7 +79,7 @@ class NotLucius(LuciusError):
 
 
 class TimedOut(LuciusError, TimeoutError):
-    """`job` is how it was when last seen; None if nobody answered at all."""
+    """The job has not ended in time. `job` is its last known state; None if the server never answered."""
 
     def __init__(self, job_id: str, seconds: float, job: JobView | None) -> None:
         super().__init__(job_id, seconds, job)
@@ -86,13 +89,13 @@ class TimedOut(LuciusError, TimeoutError):
 
     def __str__(self) -> str:
         if self.job is None:
-            return f"job {self.job_id}: the server said nothing about it within {self.seconds:g} s"
+            return f"job {self.job_id}: the server did not answer within {self.seconds:g} s"
         why = f": {self.job.blocked_on.message}" if self.job.blocked_on else ""
         return f"job {self.job_id} has not ended within {self.seconds:g} s; it is {self.job.status}{why}"
 
 
 class JobFailed(LuciusError):
-    """`job` has the steps with their last errors, and `review_id` if a person must look at it."""
+    """The job ended without success. `job` has the steps with their last errors, and `review_id` of a review item."""
 
     def __init__(self, job: JobView) -> None:
         super().__init__(job)
@@ -100,7 +103,7 @@ class JobFailed(LuciusError):
 
     @property
     def code(self) -> str:
-        """The error's code, which the service that failed or the engine gave it."""
+        """Code of the error, set by the service that failed or by the engine; without an error, the job's status."""
         return self.job.error.code if self.job.error else self.job.status
 
     def __str__(self) -> str:
@@ -144,9 +147,9 @@ class RequestRefused(LuciusError):
     def __str__(self) -> str:
         problem = self.problem
         faults = "; ".join(f"{fault.pointer}: {fault.message}" for fault in problem.errors)
-        said = faults or problem.detail or problem.title
-        job = f" (job {problem.jobId})" if problem.jobId and problem.jobId not in said else ""
-        return f"{said}{job} [{problem.code}, {problem.status} to {self.request}]{self._after()}"
+        text = faults or problem.detail or problem.title
+        job = f" (job {problem.jobId})" if problem.jobId and problem.jobId not in text else ""
+        return f"{text}{job} [{problem.code}, {problem.status} to {self.request}]{self._after()}"
 
 
 class Invalid(RequestRefused):
@@ -187,6 +190,6 @@ _KINDS: dict[int, type[RequestRefused]] = {
 
 
 def refused(problem: Problem, request: str, retry_after: float | None = None) -> RequestRefused:
-    """The kind that fits the problem's status."""
+    """Return the RequestRefused subclass for the problem's status."""
     kind = _KINDS.get(problem.status, Unavailable if problem.status >= 500 else Invalid)
     return kind(problem, request, retry_after)

@@ -1,6 +1,6 @@
-"""HTTP to a control plane: one session, answers as bytes, failures as this package's errors, and tries again.
+"""HTTP to a control plane: one session, answers as bytes, failures as this package's errors, and retries.
 
-The client and the command line are made of this.
+The client and the command line are built on it.
 """
 
 import asyncio
@@ -11,29 +11,34 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import aiohttp
-import msgspec
 from msgspec import Struct
 
-from lucius import __version__
 from lucius.client import reading
+from lucius.client.encoding import encode_body
 from lucius.client.errors import LuciusError, Misconfigured, NotLucius, RequestRefused, Unreachable, refused
 from lucius.client.proxies import proxy_for
-from lucius.client.retry import NOT_NOW, Tries, retry_after_of
-from lucius.client.sse import Parser, Sent
+from lucius.client.retry import TEMPORARY_STATUSES, Tries, retry_after_of
+from lucius.client.sse import Parser, ServerSentEvent
 from lucius.contract import Problem
+from lucius.version import __version__
 
 T = TypeVar("T")
 Trace = str | Callable[[], str | None] | None
 
 CONNECT_SECONDS = 5.0
-QUIET_STREAM_SECONDS = 45.0  # the server speaks at least every 15
-KEEP_ALIVE_SECONDS = 4.0  # less than servers have: a connection that they close while we send leaves us in doubt
-MAX_CONNECTIONS = 100  # of requests; as many again of long polls, which must not keep requests waiting
+STREAM_TIMEOUT_SECONDS = 45.0  # the server sends something at least every 15 s
+KEEP_ALIVE_SECONDS = 4.0  # less than servers use: if they close during a request, it is unknown whether they acted
+MAX_CONNECTIONS = 100  # for requests; as many again for long polls, which must not keep requests waiting
 BUFFER_BYTES = 256 * 1024
+STATUS_NO_CONTENT = 204
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """`repeatable`: sending it twice does no more than sending it once. `waits` is how long the server may hold it."""
+    """One HTTP request.
+
+    `repeatable`: sending it twice has the same effect as once. `waits` is the seconds the server may hold a long poll;
+    `within` replaces the client's timeout.
+    """
 
     method: str
     path: str
@@ -81,43 +86,49 @@ class Http:
             await self._session.close()
 
     @property
-    def crowded(self) -> bool:
-        """Whether a long poll would have to queue, and so should be a short one."""
+    def are_polls_exhausted(self) -> bool:
+        """True if a long poll would have to queue, and so should be short."""
         return self._polls.locked()
 
     def tries(self, retry_for: float | None = None) -> Tries:
         return Tries(self._retry_for if retry_for is None else retry_for)
 
     def trace(self) -> str | None:
-        """The traceparent of what is going on now."""
+        """Return the current traceparent, if any."""
         return self._trace() if callable(self._trace) else self._trace
 
     async def call(self, request: Request, *, retry_for: float | None = None) -> bytes:
-        """The body of the answer. Raises Unreachable, NotLucius or RequestRefused once it makes no sense to go on."""
+        """Send a request with retries; return the answer's body.
+
+        Raises Unreachable, NotLucius or RequestRefused once a retry is unsafe, useless or too late, and Misconfigured.
+        """
         tries: Tries | None = None
         while True:
             try:
                 return await self._send(request)
             except (Unreachable, NotLucius, RequestRefused) as error:
                 tries = tries or self.tries(retry_for)
-                await tries.again(error, request.repeatable)
+                await tries.pause_or_raise(error, request.repeatable)
 
     async def get(
-        self, path: str, params: Mapping[str, str] | None = None, *, retry_for: float | None = None, **how: Any
+        self, path: str, params: Mapping[str, str] | None = None, *, retry_for: float | None = None, **options: Any
     ) -> bytes:
-        request = Request(method="GET", path=path, params=params, repeatable=True, **how)
+        request = Request(method="GET", path=path, params=params, repeatable=True, **options)
         return await self.call(request, retry_for=retry_for)
 
-    async def post(self, path: str, body: Any, *, repeatable: bool = False, **how: Any) -> bytes:
-        """`body` is anything that becomes JSON. See Request for the rest."""
-        encoded = msgspec.json.encode(body)
-        return await self.call(Request(method="POST", path=path, body=encoded, repeatable=repeatable, **how))
+    async def post(self, path: str, body: Any, *, repeatable: bool = False, **options: Any) -> bytes:
+        """POST `body`, anything that can be encoded as JSON. See Request for the other arguments.
+
+        Raises Misconfigured for NaN and infinities.
+        """
+        encoded = encode_body(body)
+        return await self.call(Request(method="POST", path=path, body=encoded, repeatable=repeatable, **options))
 
     async def delete(self, path: str) -> bytes:
         return await self.call(Request(method="DELETE", path=path))
 
     def read(self, answer: bytes, kind: type[T]) -> T:
-        """Raises NotLucius."""
+        """Decode an answer. Raises NotLucius if it does not fit."""
         try:
             return reading.read(answer, kind)
         except (ValueError, RecursionError) as error:
@@ -128,15 +139,20 @@ class Http:
 
     async def stream(
         self, path: str, last_event_id: int, opened: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[Sent, None]:
-        """Events until the stream ends in whatever way. One try, and `opened` is told if there is a stream at all;
-        close it when done."""
+    ) -> AsyncGenerator[ServerSentEvent, None]:
+        """Yield events until the stream ends. Makes one try, and calls `opened` once the server has accepted it.
+
+        Raises the package's errors. Close the generator when done.
+        """
         request = Request(method="GET", path=path)
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(last_event_id)}
-        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=QUIET_STREAM_SECONDS)
+        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=STREAM_TIMEOUT_SECONDS)
         parser = Parser()
         try:
             async with self._open(request, timeout, headers) as response:
+                if response.status == STATUS_NO_CONTENT:
+                    opened()
+                    return
                 if response.status != 200 or response.content_type != "text/event-stream":
                     raise self._refusal(request, response, await response.read())
                 opened()
@@ -169,7 +185,7 @@ class Http:
             headers["Authorization"] = f"Bearer {request.token}"
         if trace := self.trace():
             headers["traceparent"] = trace
-        # A redirect would turn a POST into a GET, and send the key to wherever it leads.
+        # Following a redirect would turn a POST into a GET and send the key to another address.
         return self._opened().request(
             request.method,
             self.url + request.path,
@@ -197,7 +213,7 @@ class Http:
         return self._session
 
     def _failure(self, request: Request, error: Exception) -> LuciusError:
-        """What aiohttp raised, as one of ours; in doubt, the server may have acted."""
+        """Convert an aiohttp exception to this package's; sets `maybe_done` if the server may have acted."""
         reason = str(error) or type(error).__name__
         match error:
             case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
@@ -205,11 +221,11 @@ class Http:
             case aiohttp.ClientConnectorCertificateError():
                 return Unreachable(self.url, "untrusted", reason)
             case aiohttp.ClientProxyConnectionError():
-                return Unreachable(self.url, "no_proxy", _why_not(error))
-            case aiohttp.ClientHttpProxyError():  # its own words may hold the proxy's password
+                return Unreachable(self.url, "no_proxy", _reason_for(error))
+            case aiohttp.ClientHttpProxyError():  # its own text may hold the proxy's password
                 return NotLucius(self.url, f"is behind a proxy that answers {error.status} to CONNECT", error.status)
             case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
-                return Unreachable(self.url, "no_connection", _why_not(error))
+                return Unreachable(self.url, "no_connection", _reason_for(error))
             case TimeoutError():
                 failure = Unreachable(self.url, "no_answer", str(request))
             case _:
@@ -224,36 +240,37 @@ class Http:
             if response.status < 400:
                 raise ValueError("a problem has a status of 400 or more")
             failure = refused(reading.read(answer, Problem), str(request), retry_after)
-            in_doubt = failure.status in (502, 504)
+            maybe_done = failure.status in (502, 504)
         except (ValueError, RecursionError):
-            failure = NotLucius(self.url, _said(request, response), response.status, retry_after)
-            in_doubt = response.status in NOT_NOW and response.status != 429
-        failure.maybe_done = in_doubt and request.method != "GET"
+            failure = NotLucius(self.url, _describe(request, response), response.status, retry_after)
+            maybe_done = response.status in TEMPORARY_STATUSES and response.status != 429
+        failure.maybe_done = maybe_done and request.method != "GET"
         return failure
 
 
-def _said(request: Request, response: aiohttp.ClientResponse) -> str:
+def _describe(request: Request, response: aiohttp.ClientResponse) -> str:
     where = response.headers.get("Location")
-    told = f", which leads to {where}" if where else f" ({response.content_type})" if response.status < 300 else ""
-    return f"answered {response.status}, not as Lucius does, to {request}{told}"
+    detail = f", which leads to {where}" if where else f" ({response.content_type})" if response.status < 300 else ""
+    return f"answered {response.status}, not as Lucius does, to {request}{detail}"
 
 
-def _why_not(error: Exception) -> str:
+def _reason_for(error: Exception) -> str:
     inner = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(inner, OSError) and inner.errno and inner.errno > 0:
-        return os.strerror(inner.errno)  # asyncio's own words are about calls and tuples
+        return os.strerror(inner.errno)  # asyncio's own text names calls and tuples
     return (inner.strerror if isinstance(inner, OSError) else None) or str(inner) or type(inner).__name__
 
 
 def address(url: str) -> str:
-    """Without a slash at its end. Raises Misconfigured, which does not repeat what may be a password."""
+    """Return the URL without a trailing slash. Raises Misconfigured, also for credentials, which it does not quote."""
     try:
         parts = urlsplit(url.strip())
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         good = False
     if not good:
-        raise Misconfigured(f"{url} is not an address: it looks like http://host:port")
+        shown = f"…@{url.strip().rpartition('@')[2]}" if "@" in url else url
+        raise Misconfigured(f"{shown} is not an address: it looks like http://host:port")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise Misconfigured(f"the address of {parts.hostname} has more than a host, a port and a path")
     return url.strip().rstrip("/")

@@ -1,11 +1,11 @@
-"""Listings, page by page."""
+"""Cursor pagination of listings."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from lucius.client.http import Http
 
-PAGE = 200
+PAGE_SIZE = 200
 
 
 class Page(Protocol):
@@ -25,11 +25,11 @@ async def items(
     kind: type[P],
     of: Callable[[P], Sequence[T]],
 ) -> AsyncGenerator[T, None]:
-    """At most `limit` of them; all if there is none."""
+    """Yield at most `limit` items; all of them if it is None."""
     params = {name: value for name, value in wanted.items() if value is not None}
     left = limit
     while left is None or left > 0:
-        size = PAGE if left is None else min(PAGE, left)
+        size = PAGE_SIZE if left is None else min(PAGE_SIZE, left)
         page = http.read(await http.get(path, {**params, "limit": str(size)}), kind)
         for item in of(page)[:left]:
             yield item

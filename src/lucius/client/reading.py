@@ -1,9 +1,10 @@
-"""From the bytes of an answer to a record, from a server that may be newer than this client.
+"""Decoding of answers from a server that may be newer than this client.
 
-Fields that are not known here are passed over, and a word that is not known stays the word that it is. The fast way is
-tried first; only an answer that does not fit it is looked at a second time, by rules that forgive more.
+Unknown fields are ignored, and unknown enum values are kept as text. A strict, fast decoder is tried first; only an
+answer that does not fit it is decoded again by more lenient rules.
 """
 
+import threading
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,7 +14,7 @@ T = TypeVar("T")
 
 
 def read(answer: bytes, kind: type[T]) -> T:
-    """Raises ValueError for what can't be such a record."""
+    """Decode an answer as `kind`. Raises ValueError if it does not fit."""
     try:
         return _decoder(kind).decode(answer)
     except msgspec.ValidationError:
@@ -24,18 +25,20 @@ def read(answer: bytes, kind: type[T]) -> T:
 
 
 def convert(value: Any, kind: type[T]) -> T:
-    """The same for a value that is decoded already."""
+    """Convert a value that is already decoded from JSON to `kind`. Raises ValueError if it does not fit."""
     fitted: T = _fit(value, inspect.type_info(kind))
     return fitted
 
 
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
+_building = threading.Lock()  # msgspec crashes if several threads build decoders of the same types at once
 
 
 def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     found = _decoders.get(kind)
     if found is None:
-        found = _decoders[kind] = msgspec.json.Decoder(kind)
+        with _building:
+            found = _decoders[kind] = msgspec.json.Decoder(kind)
     return found
 
 

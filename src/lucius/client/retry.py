@@ -1,7 +1,9 @@
-"""When a request is sent again, and after which pause.
+"""Retry policy of requests: which failures are retried, and after which pause.
 
-What surely was not carried out (no connection, or Lucius refused it with 429 or 503) may always be sent again. What
-went unanswered may have been carried out, and is sent again only where that does no harm. All else is an answer.
+A request that was certainly not carried out (no connection, or Lucius refused it with 429 or 503) is always retried.
+One that went unanswered may have been carried out, and is retried only where that does no harm. Everything else is
+final. A long poll beyond the limit is not repeated here: the server would refuse it as long as others wait, so the
+caller asks again later.
 """
 
 import asyncio
@@ -11,18 +13,20 @@ import time
 from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
 
+from lucius.backoff import full_jitter
 from lucius.client.errors import LuciusError, NotLucius, RequestRefused, Unreachable
 
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 5.0
-NOT_NOW = frozenset({429, 502, 503, 504})
-REFUSED_UNDONE = frozenset({429, 503})
+FIRST_PAUSE_SECONDS = 0.2
+MAX_PAUSE_SECONDS = 5.0
+TEMPORARY_STATUSES = frozenset({429, 502, 503, 504})
+NOT_EXECUTED_STATUSES = frozenset({429, 503})
+LONG_POLL_LIMIT = "LONG_POLL_LIMIT"
 
 log = logging.getLogger("lucius.client")
 
 
 class Tries:
-    """How often something failed since it last went well. Time and chance can be given, for tests."""
+    """Counts failures since the last success. Clock, sleep and randomness are arguments, for tests."""
 
     def __init__(
         self,
@@ -30,32 +34,32 @@ class Tries:
         *,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
+        random_fraction: Callable[[], float] = random.random,
     ) -> None:
         self._retry_for = retry_for
         self._now = now
         self._sleep = sleep
-        self._chance = chance
+        self._random = random_fraction
         self._failures = 0
         self._since = 0.0
         self._maybe_done = False
 
-    def went_well(self) -> None:
+    def reset(self) -> None:
         self._failures = 0
 
-    def alive(self) -> None:
-        """The server answers, if not as hoped: patience begins anew, and pauses go on growing."""
+    def restart_period(self) -> None:
+        """Restart the retry period, since the server answers; pauses keep growing."""
         self._since = self._now()
 
-    async def again(self, error: LuciusError, repeatable: bool) -> None:
-        """Pause until the next try; raises the error if there is to be none."""
+    async def pause_or_raise(self, error: LuciusError, repeatable: bool) -> None:
+        """Sleep until the next try. Raises the error if it must not be retried or the retry period is over."""
         now = self._now()
         if self._failures == 0:
             self._since = now
         self._failures += 1
         self._maybe_done |= error.maybe_done
-        pause = pause_after(self._failures, _asked_to_wait(error), self._chance())
-        if not worth_it(error, repeatable) or now + pause >= self._since + self._retry_for:
+        pause = pause_after(self._failures, _requested_pause(error), self._random())
+        if not is_retryable(error, repeatable) or now + pause >= self._since + self._retry_for:
             error.tries = self._failures
             error.maybe_done = self._maybe_done
             raise error
@@ -63,29 +67,31 @@ class Tries:
         await self._sleep(pause)
 
 
-def worth_it(error: LuciusError, repeatable: bool) -> bool:
+def is_retryable(error: LuciusError, repeatable: bool) -> bool:
     match error:
         case Unreachable():
             return error.failure != "untrusted" and (repeatable or not error.maybe_done)
         case RequestRefused():
-            return error.status in REFUSED_UNDONE or (repeatable and error.status in NOT_NOW)
+            if error.code == LONG_POLL_LIMIT:
+                return False
+            return error.status in NOT_EXECUTED_STATUSES or (repeatable and error.status in TEMPORARY_STATUSES)
         case NotLucius():
-            return error.status in NOT_NOW and (repeatable or not error.maybe_done)
+            return error.status in TEMPORARY_STATUSES and (repeatable or not error.maybe_done)
         case _:
             return False
 
 
-def _asked_to_wait(error: LuciusError) -> float:
+def _requested_pause(error: LuciusError) -> float:
     return (error.retry_after or 0.0) if isinstance(error, RequestRefused | NotLucius) else 0.0
 
 
-def pause_after(failures: int, asked: float, chance: float) -> float:
-    """At least what the server asked for, plus a random part of a time that doubles: nobody comes back in step."""
-    return asked + chance * min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 16))
+def pause_after(failures: int, asked: float, random_fraction: float) -> float:
+    """Return the seconds the server asked for plus exponential backoff with full jitter, so clients don't align."""
+    return asked + full_jitter(failures, FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, random_fraction)
 
 
 def retry_after_of(header: str | None, now: Callable[[], float] = time.time) -> float | None:
-    """Seconds from a Retry-After header: a number, or a date as some proxies send."""
+    """Return the seconds of a Retry-After header, a number or a date as some proxies send; None if invalid."""
     if not header:
         return None
     if header.strip().isdigit():

@@ -1,4 +1,4 @@
-"""What a person must look at. Acts are not sent twice, dry runs aside: look at the item when one went unanswered."""
+"""Review items. Acts other than dry runs are not sent twice: if one went unanswered, read the item again."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from lucius.client.http import Http
 from lucius.client.paging import items
-from lucius.contract_control import (
+from lucius.contract.control import (
     Act,
     ReviewDetail,
     ReviewGroupList,
@@ -32,18 +32,18 @@ class AsyncReviews:
         job_id: str | None = None,
         limit: int | None = None,
     ) -> AsyncGenerator[ReviewItemView, None]:
-        """Newest first; ANY for every status."""
+        """Yield review items, newest first; status ANY for all."""
         wanted = {"tenant_id": tenant, "status": status, "kind": kind, "signature": signature, "jobId": job_id}
         return items(self._http, "/v1/review", wanted, limit, ReviewList, lambda page: page.items)
 
     async def groups(self, *, tenant: str | None = None, kind: str | None = None) -> ReviewGroupList:
-        """Open items by cause, the most frequent first."""
+        """Return the open items grouped by cause, the most frequent first."""
         wanted = {"tenant_id": tenant, "kind": kind, "limit": "200"}
         params = {name: value for name, value in wanted.items() if value is not None}
         return self._http.read(await self._http.get("/v1/review/groups", params), ReviewGroupList)
 
     async def get(self, review_id: str) -> ReviewDetail:
-        """With what each act would lead to."""
+        """Return a review item with what each act would lead to."""
         return self._http.read(await self._http.get(_path(review_id)), ReviewDetail)
 
     async def act(
@@ -56,7 +56,10 @@ class AsyncReviews:
         result: Any | UnsetType = UNSET,
         dry_run: bool = False,
     ) -> ReviewOutcome:
-        """`from_step` is for retry, `result` for skip. A dry run changes nothing and tells what would run."""
+        """Decide on a review item and return the outcome. A dry run changes nothing and returns what would run.
+
+        `from_step` is for retry, `result` for skip.
+        """
         body: dict[str, Any] = {"reason": reason, "dry_run": dry_run, "result": result}
         if from_step is not None:
             body["from_step"] = from_step

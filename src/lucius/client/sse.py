@@ -1,17 +1,17 @@
-"""Server-sent events: from chunks of bytes to events."""
+"""Parser of server-sent events, from chunks of bytes."""
 
 from msgspec import Struct
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 
 
-class Sent(Struct, frozen=True):
+class ServerSentEvent(Struct, frozen=True):
     name: str
     data: bytes
 
 
 class Parser:
-    """Lines may end in any way that the standard allows, and chunks anywhere."""
+    """Incremental parser. Accepts every line ending that the standard allows, and chunks split anywhere."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -19,10 +19,10 @@ class Parser:
         self._data: list[bytes] = []
         self._size = 0
 
-    def feed(self, chunk: bytes) -> list[Sent]:
-        """The events that this chunk completes. Raises ValueError for one that is too large."""
+    def feed(self, chunk: bytes) -> list[ServerSentEvent]:
+        """Return the events that this chunk completes. Raises ValueError if one is too large."""
         self._rest += chunk
-        held = b"\r" if self._rest.endswith(b"\r") else b""  # half of a line's end, perhaps
+        held = b"\r" if self._rest.endswith(b"\r") else b""  # may be the first half of \r\n
         lines = self._rest.removesuffix(held).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         self._rest = lines.pop() + held
         found = [event for line in lines if (event := self._take(line)) is not None]
@@ -30,9 +30,9 @@ class Parser:
             raise ValueError(f"an event has more than {MAX_EVENT_BYTES} bytes")
         return found
 
-    def _take(self, line: bytes) -> Sent | None:
+    def _take(self, line: bytes) -> ServerSentEvent | None:
         if not line:
-            event = Sent(self._name, b"\n".join(self._data)) if self._data else None
+            event = ServerSentEvent(self._name, b"\n".join(self._data)) if self._data else None
             self._name, self._data, self._size = "", [], 0
             return event
         field, _, value = line.partition(b":")

@@ -1,4 +1,4 @@
-"""The client, for code that blocks: every method is the AsyncClient's, run on the bridge."""
+"""Client for blocking code: every method runs the AsyncClient's on the bridge."""
 
 import ssl
 from collections.abc import Generator, Iterable, Mapping
@@ -6,27 +6,27 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from lucius.client.aio import RETRY_FOR, TIMEOUT, AsyncClient, from_environment
+from lucius.client.aio import DEFAULT_RETRY_SECONDS, DEFAULT_TIMEOUT_SECONDS, AsyncClient, from_environment
 from lucius.client.batch import Outcome
 from lucius.client.bridge import Bridge, documented_as
 from lucius.client.command import Command, CommandOptions, Ref
 from lucius.client.http import Trace
 from lucius.client.sync_parts import Protocols, Reviews
 from lucius.contract import Accepted, AttemptView, EventView, JobSummary, JobView, StepWithAttempts
-from lucius.contract_control import AuditView
+from lucius.contract.control import AuditView
 
 
 @documented_as(AsyncClient)
 class Client:
-    """What AsyncClient does, blocking. Any number of threads may share it; Ctrl-C ends what it waits for."""
+    """Blocking variant of AsyncClient. Any number of threads may share it; Ctrl-C cancels the running call."""
 
     def __init__(
         self,
         url: str,
         *,
         api_key: str,
-        retry_for: float = RETRY_FOR,
-        timeout: float = TIMEOUT,
+        retry_for: float = DEFAULT_RETRY_SECONDS,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
         trace: Trace = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -39,12 +39,12 @@ class Client:
     def from_env(
         cls,
         *,
-        retry_for: float = RETRY_FOR,
-        timeout: float = TIMEOUT,
+        retry_for: float = DEFAULT_RETRY_SECONDS,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
         trace: Trace = None,
         tls: ssl.SSLContext | None = None,
     ) -> Self:
-        """By LUCIUS_URL and LUCIUS_API_KEY."""
+        """Create a client from LUCIUS_URL and LUCIUS_API_KEY. Raises Misconfigured."""
         url, api_key = from_environment()
         return cls(url, api_key=api_key, retry_for=retry_for, timeout=timeout, trace=trace, tls=tls)
 
@@ -57,7 +57,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """What other threads still wait for ends with a RuntimeError. One that is forgotten closes by itself."""
+        """Close the client; running calls of other threads raise RuntimeError. Garbage collection closes it too."""
         self._bridge.close()
 
     def __repr__(self) -> str:
@@ -109,6 +109,12 @@ class Client:
         request_type: str | None = None,
         blocked_on: str | None = None,
         created_after: datetime | str | None = None,
+        doc_id: str | None = None,
+        correlation_id: str | None = None,
+        target: str | None = None,
+        error_code: str | None = None,
+        completed_after: datetime | str | None = None,
+        completed_before: datetime | str | None = None,
         limit: int | None = None,
     ) -> Generator[JobSummary, None, None]:
         found = self._client.jobs(
@@ -117,6 +123,12 @@ class Client:
             request_type=request_type,
             blocked_on=blocked_on,
             created_after=created_after,
+            doc_id=doc_id,
+            correlation_id=correlation_id,
+            target=target,
+            error_code=error_code,
+            completed_after=completed_after,
+            completed_before=completed_before,
             limit=limit,
         )
         return self._bridge.iterate(found)

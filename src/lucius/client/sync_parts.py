@@ -1,4 +1,4 @@
-"""Protocols and reviews for the blocking client: every method is the asynchronous one's, run on the bridge."""
+"""Protocols and reviews for the blocking client: every method runs the asynchronous one on the bridge."""
 
 from collections.abc import Generator, Mapping
 from typing import Any
@@ -8,8 +8,8 @@ from msgspec import UNSET, UnsetType
 from lucius.client.bridge import Bridge, documented_as
 from lucius.client.protocols import AsyncProtocols
 from lucius.client.reviews import AsyncReviews
-from lucius.contract_control import Act, ReviewDetail, ReviewGroupList, ReviewItemView, ReviewOutcome
-from lucius.contract_protocols import (
+from lucius.contract.control import Act, ReviewDetail, ReviewGroupList, ReviewItemView, ReviewOutcome
+from lucius.contract.protocols import (
     ProtocolDiff,
     ProtocolList,
     ProtocolValidation,

@@ -1,4 +1,4 @@
-"""Directives as the orchestrator writes them, and some as it never would."""
+"""Directives as the orchestrator writes them, and malformed ones."""
 
 import secrets
 import uuid
@@ -13,8 +13,8 @@ TENANT = "conformance"
 LANES = 16
 
 
-class Maker(Struct, kw_only=True):
-    """Writes directives for one service whose callbacks come to `base_url` and whose files lie in `folder`."""
+class DirectiveFactory(Struct, kw_only=True):
+    """Creates directives for one service, with callbacks to `base_url` and files in `folder`."""
 
     base_url: str
     folder: Path
@@ -22,8 +22,8 @@ class Maker(Struct, kw_only=True):
     step_type: str
     input_ref: str
     ack_seconds: float
-    elsewhere_url: str = ""
-    """Where a client may want to be called back, instead of the orchestrator."""
+    client_url: str = ""
+    """Base URL of a client that wants the callbacks instead of the orchestrator."""
     made: int = 0
 
     def directive(
@@ -54,7 +54,7 @@ class Maker(Struct, kw_only=True):
             "attempt_no": attempt_no,
             "lease_id": secrets.token_hex(12),
             "lease_seconds": lease_seconds,
-            "ack_deadline": soon(self.ack_seconds),
+            "ack_deadline": timestamp_in(self.ack_seconds),
             "idempotency_key": secrets.token_hex(32),
             "lane": self.made % LANES,
             "mode": "DEFAULT",
@@ -78,14 +78,14 @@ class Maker(Struct, kw_only=True):
             "compensates": None,
         }
 
-    def elsewhere(self) -> dict[str, str]:
-        """callback_urls of a client's own, which nobody could guess."""
-        root = f"{self.elsewhere_url}/hooks/{secrets.token_hex(4)}"
+    def client_callback_urls(self) -> dict[str, str]:
+        """Return callback_urls of a client's own, which can't be guessed."""
+        root = f"{self.client_url}/hooks/{secrets.token_hex(4)}"
         return {kind: f"{root}/{kind}-of-it?for={secrets.token_hex(4)}" for kind in ("ack", "result", "heartbeat")}
 
 
-def soon(seconds: float) -> str:
-    """An instant on the wire: RFC 3339, UTC, milliseconds."""
+def timestamp_in(seconds: float) -> str:
+    """Return the time `seconds` from now as on the wire: RFC 3339, UTC, milliseconds."""
     at = datetime.now(UTC) + timedelta(seconds=seconds)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -93,8 +93,8 @@ def soon(seconds: float) -> str:
 NEEDED = ("jobId", "stepId", "attempt_no", "lease_id", "callback_token", "callback_urls")
 
 
-def spoiled(good: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What a service must survive: a name for each fault, and the thing that stands where a directive should."""
+def malformed_messages(good: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield malformed messages that a service must survive, each with a name for its fault."""
     for name in NEEDED:
         yield f"without {name}", {key: value for key, value in good.items() if key != name}
     yield "attempt_no is a word", {**good, "attempt_no": "one"}

@@ -1,36 +1,36 @@
-"""How an execution is noticed from outside, in a service whose inside we can't see.
+"""Detection of executions from outside, for a service whose internals can't be observed.
 
-Whether `execute` ran once or twice can't be asked over the contract, so the kit goes by what work leaves behind:
+The contract does not reveal whether `execute` ran once or twice, so the kit uses the traces of work:
 
 1. **Time.** A step that is made slow (LUCIUS_SERVICE_DELAY, or the author's --slow-payload) takes `took` seconds,
-   which is measured at its first execution. What comes in answer to a duplicate within half of that can only be a
-   memory; a RESULT that comes after about `took` has been worked for. A service that is not slow shows nothing:
-   the case is NOT SHOWN.
+   which is measured at its first execution. A RESULT that answers a duplicate within half of that must have been
+   remembered; one that comes after about `took` was computed again. If the service is not slow, nothing can be
+   detected: the case is NOT SHOWN.
 2. **Heartbeats.** Leases are short in these cases, so work sends heartbeats every few hundred milliseconds. One for an
-   attempt whose RESULT has been accepted tells of work that goes on, or goes on again. An ACK does not: saying twice
-   that one has a directive is fine.
-3. **Artifacts.** The attempt's folder and the output lie on this machine. A file that is new, or whose inode, size or
-   time of change is another than at the first RESULT, was written again.
-4. **What RESULTs say.** Two that differ for one attempt come from two executions, or from one that can't make up its
-   mind; either way the orchestrator must not see it.
+   attempt whose RESULT has been accepted shows that work continues or was repeated. A repeated ACK does not: it is
+   allowed.
+3. **Artifacts.** The attempt's folder and the output are on this machine. A file that is new, or whose inode, size or
+   modification time differs from that at the first RESULT, was written again.
+4. **RESULT contents.** Two different RESULTs for one attempt come from two executions, or from one that reports
+   inconsistently; the orchestrator must see neither.
 
-Any one of the four convicts. The blind spot: work that is quick, sends no heartbeats, leaves no files and says the
-same again. From outside it is no different from remembering.
+Any one of the four is sufficient. Not detected: work that is quick, sends no heartbeats, leaves no files and reports
+the same again. That looks like a remembered result.
 """
 
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from lucius.conformance.book import Attempt
+from lucius.conformance.attempt_log import PlayedAttempt
 from lucius.conformance.model import NotShown
 
-IN_FLIGHT = 0.25  # what was on its way when something else was decided
-SLOW_ENOUGH = 0.6
+IN_FLIGHT_SECONDS = 0.25  # allowance for messages already sent when the state changed
+MIN_SLOW_RATIO = 0.6
 
 ADVICE = (
-    "make steps slow for the kit: heed LUCIUS_SERVICE_DELAY (seconds that every step takes longer), or give a"
-    " --slow-payload that takes a few seconds"
+    "make steps slow for the kit: obey LUCIUS_SERVICE_DELAY (extra seconds for each step), or give a --slow-payload"
+    " that takes a few seconds"
 )
 
 
@@ -51,12 +51,12 @@ def is_uri(ref: str) -> bool:
 
 
 def path_of(ref: str) -> Path | None:
-    """Where a file:// ref lies on this machine; None for any other."""
+    """Return the local path of a file:// ref; None for any other."""
     return Path(unquote(urlsplit(ref).path)) if is_uri(ref) and urlsplit(ref).scheme == "file" else None
 
 
-def marks(attempt: Attempt) -> Marks:
-    """What the attempt has left on disk: its artifacts, and the job's output."""
+def marks(attempt: PlayedAttempt) -> Marks:
+    """Return the marks of the attempt's files: its artifacts and the job's output."""
     workspace, output = path_of(attempt.directive["workspace_ref"]), path_of(attempt.directive["output_ref"])
     assert workspace is not None
     assert output is not None
@@ -70,34 +70,34 @@ def _mark(path: Path) -> FileMark | None:
     try:
         stat = path.stat()
     except FileNotFoundError:
-        return None  # a temporary file that has got its real name since we looked
+        return None  # a temporary file that was renamed meanwhile
     return FileMark(stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
-def took(attempt: Attempt) -> float:
-    """From hand-over to RESULT, of an attempt that was executed just once so far."""
+def took(attempt: PlayedAttempt) -> float:
+    """Return the seconds from hand-over to RESULT of an attempt that was executed only once so far."""
     return attempt.results[0].at - attempt.first_handed_over
 
 
-def require_slow(attempt: Attempt, slow: float) -> float:
-    """How long the step took. Raises NotShown if that is too short to tell anything."""
+def require_slow(attempt: PlayedAttempt, slow: float) -> float:
+    """Return the seconds the step took. Raises NotShown if that is too short to detect executions."""
     seconds = took(attempt)
-    if seconds < slow * SLOW_ENOUGH:
+    if seconds < slow * MIN_SLOW_RATIO:
         raise NotShown(f"the step should have taken {slow:g} s and took {seconds:.2f} s: {ADVICE}")
     return seconds
 
 
-def executed_again(attempt: Attempt, asked_at: float, before: Marks, seconds: float) -> list[str]:
-    """Signs of another execution after the first RESULT, by a directive that came again at `asked_at` and later.
+def executed_again(attempt: PlayedAttempt, asked_at: float, before: Marks, seconds: float) -> list[str]:
+    """Return signs of another execution after the first RESULT, for a directive delivered again from `asked_at` on.
 
-    `seconds` is how long an execution takes; `before` is what was on disk when the first had ended. A RESULT answers
+    `seconds` is the duration of an execution; `before` the files when the first had ended. A RESULT is attributed to
     the copy that was handed over last before it.
     """
-    since = max(attempt.results[0].at, asked_at) + IN_FLIGHT
+    since = max(attempt.results[0].at, asked_at) + IN_FLIGHT_SECONDS
     signs = []
-    if beats := [said for said in attempt.beats if said.at > since]:
-        signs.append(f"{_times(len(beats), 'heartbeat')} of it came after its RESULT")
-    waits = [_since_copy(attempt, said.at) for said in attempt.results if said.at > since]
+    if heartbeats := [callback for callback in attempt.heartbeats if callback.at > since]:
+        signs.append(f"{_times(len(heartbeats), 'heartbeat')} came after its RESULT")
+    waits = [_since_copy(attempt, callback.at) for callback in attempt.results if callback.at > since]
     if worked := [wait for wait in waits if wait > seconds / 2]:
         signs.append(f"a RESULT came {worked[0]:.1f} s after the copy, and the step takes {seconds:.1f} s")
     if rewritten := sorted(path.name for path, mark in marks(attempt).items() if before.get(path) != mark):
@@ -105,7 +105,7 @@ def executed_again(attempt: Attempt, asked_at: float, before: Marks, seconds: fl
     return signs
 
 
-def _since_copy(attempt: Attempt, at: float) -> float:
+def _since_copy(attempt: PlayedAttempt, at: float) -> float:
     return at - max(handed_over for handed_over in attempt.handed_over if handed_over <= at)
 
 

@@ -1,7 +1,7 @@
-"""How directives reach the service under test.
+"""Feeds, which deliver directives to the service under test.
 
-A `Feed` is all that the cases know of a bus. Over `local:` the service pulls from the kit's own server; over
-`redis://` the kit publishes, and sees what is taken.
+A `Feed` hides the bus from the cases. Over `local:` the service pulls from the kit's own server; over
+`redis://` the kit publishes, and observes what is consumed.
 """
 
 import asyncio
@@ -10,62 +10,61 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from lucius.conformance.book import Attempt
-from lucius.conformance.directives import soon
+from lucius.conformance.attempt_log import PlayedAttempt
+from lucius.conformance.directives import timestamp_in
 from lucius.conformance.model import Misuse
 from lucius.contract import PullRequest
 
 
-class Parcel(Struct, frozen=True, eq=False):
-    """What is on its way to the service: a directive of ours, or with no attempt behind it something else.
+class QueuedMessage(Struct, frozen=True, eq=False):
+    """A message for the service: an attempt's directive, or other content if there is no attempt.
 
-    Two copies of one directive are two parcels.
+    Each copy of a directive is a message of its own.
     """
 
-    message: Any
-    attempt: Attempt | None = None
+    content: Any
+    attempt: PlayedAttempt | None = None
 
 
 class Feed(Protocol):
     url: str
     """LUCIUS_BUS_URL of the service."""
     pulled_over_http: bool
-    """Whether there are requests to be seen, and to be answered otherwise than asked for."""
+    """True if the kit can see pull requests and answer them abnormally."""
 
     async def open(self) -> None: ...
 
-    def send(self, parcel: Parcel) -> None:
-        """On its way; the book is told when it has been handed over."""
+    def send(self, queued: QueuedMessage) -> None:
+        """Send a message; its hand-over is recorded in the attempt log."""
 
     def waiting(self) -> int:
-        """How much has not been handed over."""
+        """Return the number of messages not yet handed over."""
 
     def asked_since(self, at: float) -> bool:
-        """Whether the service has come for directives, where no request tells it."""
+        """Return whether the service has consumed from the bus since `at`; False where pull requests show it."""
 
-    def surprise(self) -> BaseException | None:
-        """What went wrong in here, and is nobody's fault but the kit's."""
+    def internal_error(self) -> BaseException | None:
+        """Return an internal error of the kit, if any."""
 
     async def close(self) -> None: ...
 
 
 class LocalFeed:
-    """A queue that pulls empty. The server asks it; `on_hand_over` hears what left."""
+    """Queue behind the kit's pull route. `on_hand_over` is called with each attempt handed over."""
 
     url = "local:"
     pulled_over_http = True
 
-    def __init__(self, on_hand_over: Callable[[Attempt], None]) -> None:
-        self._queue: list[Parcel] = []
+    def __init__(self, on_hand_over: Callable[[PlayedAttempt], None]) -> None:
+        self._queue: list[QueuedMessage] = []
         self._arrived = asyncio.Event()
         self._on_hand_over = on_hand_over
 
-    def send(self, parcel: Parcel) -> None:
-        self._queue.append(parcel)
+    def send(self, queued: QueuedMessage) -> None:
+        self._queue.append(queued)
         self._arrived.set()
 
     def waiting(self) -> int:
-        """How much has not been handed over."""
         return len(self._queue)
 
     async def open(self) -> None:
@@ -75,13 +74,13 @@ class LocalFeed:
         pass
 
     def asked_since(self, at: float) -> bool:
-        return False  # the server knows
+        return False  # the server records pull requests
 
-    def surprise(self) -> BaseException | None:
+    def internal_error(self) -> BaseException | None:
         return None
 
     async def arrival(self, seconds: float) -> None:
-        """Until something is there, or so long."""
+        """Wait until a message is queued, for at most `seconds`."""
         self._arrived.clear()
         if self._queue:
             return
@@ -92,30 +91,30 @@ class LocalFeed:
             return
 
     def take(self, wanted: PullRequest) -> list[Any]:
-        """At most `max` messages, oldest first, of the lanes asked for; they count as handed over."""
-        taken = [parcel for parcel in self._queue if _fits(parcel, wanted.lanes)][: wanted.max]
-        self._queue = [parcel for parcel in self._queue if parcel not in taken]
-        for parcel in taken:
-            if parcel.attempt is not None:
-                stamp(parcel.attempt)
-                self._on_hand_over(parcel.attempt)
-        return [parcel.message for parcel in taken]
+        """Hand over and return at most `max` messages of the wanted lanes, oldest first."""
+        taken = [queued for queued in self._queue if _fits(queued, wanted.lanes)][: wanted.max]
+        self._queue = [queued for queued in self._queue if queued not in taken]
+        for queued in taken:
+            if queued.attempt is not None:
+                stamp(queued.attempt)
+                self._on_hand_over(queued.attempt)
+        return [queued.content for queued in taken]
 
 
-def _fits(parcel: Parcel, lanes: list[int] | None) -> bool:
-    return lanes is None or parcel.attempt is None or parcel.attempt.directive["lane"] in lanes
+def _fits(queued: QueuedMessage, lanes: list[int] | None) -> bool:
+    return lanes is None or queued.attempt is None or queued.attempt.directive["lane"] in lanes
 
 
-def stamp(attempt: Attempt) -> None:
-    """The ACK deadline runs from the first hand-over; a message that comes again is the same message."""
+def stamp(attempt: PlayedAttempt) -> None:
+    """Set the ACK deadline at the first hand-over; a repeated message stays unchanged."""
     if not attempt.handed_over:
-        attempt.directive["ack_deadline"] = soon(attempt.ack_seconds)
+        attempt.directive["ack_deadline"] = timestamp_in(attempt.ack_seconds)
 
 
 def check_bus(url: str, service: str | None) -> None:
-    """Raises Misuse for a bus the kit can't feed."""
+    """Raise Misuse for a bus the kit does not support."""
     scheme = url.partition(":")[0]
     if scheme not in ("local", "redis", "rediss", "unix"):
-        raise Misuse(f"the kit feeds services over local: and redis://, not over {scheme}:")
+        raise Misuse(f"the kit supports the buses local: and redis://, not {scheme}:")
     if scheme != "local" and not service:
-        raise Misuse(f"over {scheme}: nobody tells which service it is: say --service")
+        raise Misuse(f"--service is required for this bus ({scheme}:)")

@@ -1,4 +1,4 @@
-"""Directives over a real `redis://` bus: published as the relay publishes them, and watched as they are taken.
+"""Feed over a real `redis://` bus: publishes as the relay does, and observes what is consumed.
 
 Each case has streams of its own, by a prefix that the service reads from LUCIUS_BUS_URL. A directive counts as handed
 over when it has been delivered to a consumer of the service's group.
@@ -13,56 +13,56 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from msgspec import Struct
 
-from lucius.conformance.book import Attempt, now
-from lucius.conformance.feed import Parcel, stamp
+from lucius.conformance.attempt_log import PlayedAttempt, now
+from lucius.conformance.feed import QueuedMessage, stamp
 from lucius.conformance.model import Misuse
 
 LANES = range(16)
-LOOK_SECONDS = 0.02
-CALL_SECONDS = 5.0
-NOT_YET = (2**63, 0)
+POLL_SECONDS = 0.02
+REDIS_TIMEOUT_SECONDS = 5.0
+UNPUBLISHED_ENTRY = (2**63, 0)
 IDS = {"jobId": "job_id", "stepId": "step_id", "tenant_id": "tenant_id", "lease_id": "lease_id"}
 
 
 class _Sent(Struct, eq=False):
-    parcel: Parcel
+    queued: QueuedMessage
     stream: str
-    entry: tuple[int, int] = NOT_YET
+    entry: tuple[int, int] = UNPUBLISHED_ENTRY
 
 
 class RedisFeed:
     pulled_over_http = False
 
-    def __init__(self, url: str, service: str, on_hand_over: Callable[[Attempt], None]) -> None:
+    def __init__(self, url: str, service: str, on_hand_over: Callable[[PlayedAttempt], None]) -> None:
         self._prefix = f"lucius-conformance-{secrets.token_hex(4)}:"
         self.url = _with_prefix(url, self._prefix)
         self._server = _with_prefix(url, None)
         self._service = service
         self._on_hand_over = on_hand_over
-        self._unsent: list[Parcel] = []
+        self._unsent: list[QueuedMessage] = []
         self._sent: list[_Sent] = []
         self._active_at = 0.0
         self._redis: Any = None
-        self._looking: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._closing = False
 
     async def open(self) -> None:
         from redis.asyncio import Redis  # noqa: PLC0415 - an extra
 
-        self._redis = Redis.from_url(self._server, decode_responses=True, socket_timeout=CALL_SECONDS)
+        self._redis = Redis.from_url(self._server, decode_responses=True, socket_timeout=REDIS_TIMEOUT_SECONDS)
         await self._redis.ping()
-        self._looking = asyncio.create_task(self._look_forever())
+        self._watching = asyncio.create_task(self._watch_forever())
 
     async def close(self) -> None:
         self._closing = True
-        if self._looking is not None:
-            await asyncio.wait({self._looking})  # it ends by itself: a call cut off in the middle spoils the connection
+        if self._watching is not None:
+            await asyncio.wait({self._watching})  # it ends by itself: cancelling a call would break the connection
         if self._redis is not None:
             await self._redis.delete(*map(self._stream, LANES), f"{self._prefix}dead")
             await self._redis.aclose()
 
-    def send(self, parcel: Parcel) -> None:
-        self._unsent.append(parcel)
+    def send(self, queued: QueuedMessage) -> None:
+        self._unsent.append(queued)
 
     def waiting(self) -> int:
         return len(self._unsent) + len(self._sent)
@@ -70,42 +70,42 @@ class RedisFeed:
     def asked_since(self, at: float) -> bool:
         return self._active_at >= at
 
-    def was_taken(self, attempt: Attempt) -> None:
-        """Somebody speaks of it before we saw it go."""
-        taken = next((sent for sent in self._sent if sent.parcel.attempt is attempt), None)
+    def was_taken(self, attempt: PlayedAttempt) -> None:
+        """Count an attempt as handed over, since a callback about it arrived before its delivery was observed."""
+        taken = next((sent for sent in self._sent if sent.queued.attempt is attempt), None)
         if taken is not None:
             self._sent.remove(taken)
             self._on_hand_over(attempt)
 
-    def surprise(self) -> BaseException | None:
-        ended = self._looking is not None and self._looking.done() and not self._looking.cancelled()
-        return self._looking.exception() if self._looking is not None and ended else None
+    def internal_error(self) -> BaseException | None:
+        ended = self._watching is not None and self._watching.done() and not self._watching.cancelled()
+        return self._watching.exception() if self._watching is not None and ended else None
 
-    async def _look_forever(self) -> None:
+    async def _watch_forever(self) -> None:
         while not self._closing:
             await self._publish()
-            await self._look_for_consumers()
-            await self._look_what_was_taken()
-            await asyncio.sleep(LOOK_SECONDS)
+            await self._read_consumers()
+            await self._read_deliveries()
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _publish(self) -> None:
         while self._unsent:
-            parcel = self._unsent[0]
-            if parcel.attempt is not None:
-                stamp(parcel.attempt)
-            stream = self._stream(parcel.attempt.directive["lane"] if parcel.attempt is not None else 0)
-            sent = _Sent(parcel, stream)
-            self._sent.append(sent)  # it may be spoken of before we hear that it arrived
+            queued = self._unsent[0]
+            if queued.attempt is not None:
+                stamp(queued.attempt)
+            stream = self._stream(queued.attempt.directive["lane"] if queued.attempt is not None else 0)
+            sent = _Sent(queued, stream)
+            self._sent.append(sent)  # first: a callback about it may arrive before XADD answers
             del self._unsent[0]
-            sent.entry = _entry(await self._redis.xadd(stream, _fields(parcel.message)))
+            sent.entry = _entry(await self._redis.xadd(stream, _fields(queued.content)))
 
-    async def _look_for_consumers(self) -> None:
+    async def _read_consumers(self) -> None:
         asked = [("XINFO", "CONSUMERS", self._stream(lane), self._service) for lane in LANES]
         for consumers in await self._ask(asked):
             for consumer in consumers:
                 self._active_at = max(self._active_at, now() - consumer["idle"] / 1000)
 
-    async def _look_what_was_taken(self) -> None:
+    async def _read_deliveries(self) -> None:
         streams = list(dict.fromkeys(sent.stream for sent in self._sent))
         answers = await self._ask([("XINFO", "GROUPS", stream) for stream in streams])
         taken = {
@@ -116,12 +116,12 @@ class RedisFeed:
         }
         over = [sent for sent in self._sent if sent.stream in taken and sent.entry <= taken[sent.stream]]
         self._sent = [sent for sent in self._sent if sent not in over]
-        for attempt in (sent.parcel.attempt for sent in over):
+        for attempt in (sent.queued.attempt for sent in over):
             if attempt is not None:
                 self._on_hand_over(attempt)
 
     async def _ask(self, commands: Sequence[tuple[str, ...]]) -> list[list[dict[str, Any]]]:
-        """What there is; nothing of a stream or group that is not there yet."""
+        """Run commands in one pipeline; return their answers, empty for a stream or group that does not exist yet."""
         pipeline = self._redis.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
@@ -133,7 +133,7 @@ class RedisFeed:
 
 
 def check_redis() -> None:
-    """Raises Misuse."""
+    """Raise Misuse if the redis package is not installed."""
     try:
         import redis.asyncio  # noqa: F401, PLC0415 - an extra
     except ImportError:
@@ -141,7 +141,7 @@ def check_redis() -> None:
 
 
 def _with_prefix(url: str, prefix: str | None) -> str:
-    """With streams of our own, or as the client library wants it."""
+    """Return the URL with this stream prefix; with None, without the parameters that the client library rejects."""
     parts = urlsplit(url)
     kept = [(name, value) for name, value in parse_qsl(parts.query) if name not in ("prefix", "idle", "deliveries")]
     query = [*kept, ("prefix", prefix)] if prefix else kept
@@ -149,9 +149,9 @@ def _with_prefix(url: str, prefix: str | None) -> str:
 
 
 def _fields(message: Any) -> dict[str, Any]:
-    told = {field: str(message.get(name, "")) for name, field in IDS.items()} if isinstance(message, dict) else {}
+    ids = {field: str(message.get(name, "")) for name, field in IDS.items()} if isinstance(message, dict) else {}
     number = message.get("attempt_no", "") if isinstance(message, dict) else ""
-    return {**told, "attempt_no": str(number), "directive": json.dumps(message)}
+    return {**ids, "attempt_no": str(number), "directive": json.dumps(message)}
 
 
 def _entry(text: str) -> tuple[int, int]:

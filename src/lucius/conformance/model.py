@@ -1,9 +1,9 @@
-"""What the kit is told, and what it says: options in, a report out.
+"""Options, verdicts and report of the kit.
 
 Verdict                 a case ends early by raising one of these
-├── Failed              the service did something else than the contract asks for
-├── NotShown            the service gave no occasion to see it; never counts as passed
-└── Skipped             something optional was not given
+├── Failed              the service violated the contract
+├── NotShown            the behaviour could not be observed; never counts as passed
+└── Skipped             an optional setting was not given
 """
 
 from enum import StrEnum
@@ -24,7 +24,7 @@ class Outcome(StrEnum):
     SKIPPED = "SKIPPED"
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         return self.value.replace("_", " ")
 
 
@@ -48,15 +48,15 @@ class Skipped(Verdict):
 
 
 class Misuse(ValueError):
-    """The kit was asked for something that makes no sense."""
+    """Invalid options for the kit."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """What a service's author tells the kit."""
+    """Settings of a run, given by the service's author."""
 
     command: list[str]
     service: str | None = None
-    """None: the one that the command first pulls for."""
+    """None: the service that the command first pulls for."""
     step_type: str | None = None
     """None: the service's name in capitals."""
     payload: dict[str, Any] = field(default_factory=dict)
@@ -67,23 +67,23 @@ class Options(Struct, frozen=True, kw_only=True):
     env: dict[str, str] = field(default_factory=dict)
     ack_seconds: float = 3.0
     start_seconds: float = 30.0
-    """For the first pull after a start."""
+    """Limit from a start to the first pull."""
     patience: float = 15.0
-    """How much longer than it should take the kit waits for what must come."""
+    """Extra seconds that the kit waits for an expected event."""
     away_seconds: float = 27.0
-    """How long the orchestrator stays away in the case that is about that."""
+    """Seconds that the orchestrator is unreachable in the case `orchestrator-away`."""
     side_by_side: int = 4
     strict: bool = False
     keep: Path | None = None
 
 
 class Pace(Struct, frozen=True, kw_only=True):
-    """How fast this service is when nothing is in its way, measured before the cases."""
+    """Speed of the service when undisturbed, measured before the cases."""
 
     service: str
     work_seconds: float = 0.3
     slow_seconds: float | None = None
-    """How long `slow_payload` takes; None if none was given."""
+    """Seconds that `slow_payload` takes; None if none was given."""
 
 
 class CaseReport(Struct, frozen=True, kw_only=True):
@@ -92,12 +92,12 @@ class CaseReport(Struct, frozen=True, kw_only=True):
     outcome: Outcome
     seconds: float
     seen: str
-    """What was expected and what came; for a passed case, what was seen."""
+    """Expected and actual behaviour; for a passed case, what was observed."""
     warnings: list[str]
     read: str
-    """Where the demand is explained."""
+    """Link to the documentation of the case."""
     log_tail: list[str]
-    """The service's last words; empty for what passed."""
+    """Last lines of the service's output; only for FAIL and NOT_SHOWN."""
 
 
 class ServiceReport(Struct, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ class ServiceReport(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """`schema` changes its number when a member changes its meaning or goes; members may be added without."""
+    """Report of a run. `schema` gets a new number if a member is removed or changes meaning, not if one is added."""
 
     schema: str
     kit_version: str

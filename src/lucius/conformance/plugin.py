@@ -1,8 +1,8 @@
-"""The kit for pytest: `pytest --lucius-service-command "python -m mysvc"` makes each case a test of its own.
+"""pytest plugin of the kit: `pytest --lucius-service-command "python -m mysvc"` makes each case a test.
 
-Every option can stand in the ini file too (`lucius_service_command = python -m mysvc`); `python` is the one that runs
-pytest. Without a command it does nothing. The kit is imported when there is something to play, and this is its only
-module that knows pytest.
+Every option can be set in the ini file too (`lucius_service_command = python -m mysvc`); `python` in the command is
+the interpreter that runs pytest. Without a command the plugin does nothing. The kit is imported only if there are
+cases to play, and only this module of it imports pytest.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 STOP_SECONDS = 10.0
 PYTHON = ("python", "python3")
+NUMBERS = {"ack_seconds": float, "start_seconds": float, "patience": float, "side_by_side": int}
 
 
 class Setting(NamedTuple):
@@ -30,18 +31,19 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (
-    Setting("service_command", "starts the platform service to be tested; without it there are no conformance tests"),
-    Setting("service", "its name on the bus; by default the one it pulls for"),
+    Setting("service_command", "command that starts the platform service; without it there are no conformance tests"),
+    Setting("service", "name of the service; by default the one it pulls for"),
     Setting("step_type", "by default the service's name in capitals"),
-    Setting("payload", "what a step gets: JSON, or @FILE"),
+    Setting("payload", "payload of a step: JSON, or @FILE"),
     Setting("slow_payload", "a payload that takes some seconds; by default LUCIUS_SERVICE_DELAY is set"),
-    Setting("bad_payload", "a payload that can't ever work"),
-    Setting("input", "the document; a few lines of text by default"),
-    Setting("bus", "how directives reach it: `local:`, the default, or `redis://…`, which needs `service`"),
-    Setting("ack_seconds", "from hand-over to the ACK deadline; 3 by default"),
-    Setting("start_seconds", "from a start to the first pull; 30 by default"),
-    Setting("side_by_side", "cases at a time; 4 by default"),
-    Setting("strict", "`true`: a WARN fails too"),
+    Setting("bad_payload", "a payload with which no attempt can succeed"),
+    Setting("input", "input document; a few lines of text by default"),
+    Setting("bus", "bus: `local:`, the default, or `redis://…`, which needs `service`"),
+    Setting("ack_seconds", "seconds from hand-over to the ACK deadline; 3 by default"),
+    Setting("start_seconds", "seconds from a start to the first pull; 30 by default"),
+    Setting("patience", "extra seconds to wait for an expected event, such as a RESULT; 15 by default"),
+    Setting("side_by_side", "concurrent cases; 4 by default"),
+    Setting("strict", "`true`: a WARN also fails the test"),
     Setting("env", "NAME=VALUE for the service", many=True),
 )
 
@@ -56,11 +58,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini(f"lucius_{setting.name}", setting.help, type=kind, default=None)
 
 
-@pytest.hookimpl(tryfirst=True)  # -k and -m choose among these too
+@pytest.hookimpl(tryfirst=True)  # -k and -m select among these too
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not _told(config, "service_command"):
+    if not _setting(config, "service_command"):
         return
-    from lucius.conformance.model import Misuse  # noqa: PLC0415 - not before there is something to play
+    from lucius.conformance.model import Misuse  # noqa: PLC0415 - only if there are cases to play
 
     try:
         shared = _Shared(_options(config), alone=hasattr(config, "workerinput"))
@@ -69,23 +71,23 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     config.add_cleanup(shared.stop)
     kit = _Kit.from_parent(session, name="conformance", nodeid="conformance", shared=shared)
     collected = session.ihook.pytest_make_collect_report(collector=kit)
-    session.ihook.pytest_collectreport(report=collected)  # so that the number collected is right
+    session.ihook.pytest_collectreport(report=collected)  # corrects the number of collected tests
     items.extend(collected.result)
 
 
-def _told(config: pytest.Config, name: str) -> Any:
-    given = config.getoption(f"lucius_{name}")
-    return config.getini(f"lucius_{name}") if given is None else given
+def _setting(config: pytest.Config, name: str) -> Any:
+    value = config.getoption(f"lucius_{name}")
+    return config.getini(f"lucius_{name}") if value is None else value
 
 
 def _options(config: pytest.Config) -> "Options":
-    from lucius.conformance.given import options_of  # noqa: PLC0415
     from lucius.conformance.model import Misuse  # noqa: PLC0415
+    from lucius.conformance.options import options_of  # noqa: PLC0415
 
-    told = {setting.name: _told(config, setting.name) for setting in SETTINGS}
-    given = {name: value for name, value in told.items() if value not in (None, "", [])}
+    values = {setting.name: _setting(config, setting.name) for setting in SETTINGS}
+    given = {name: value for name, value in values.items() if value not in (None, "", [])}
     try:
-        for name, kind in (("ack_seconds", float), ("start_seconds", float), ("side_by_side", int)):
+        for name, kind in NUMBERS.items():
             if name in given:
                 given[name] = kind(given[name])
     except ValueError:
@@ -97,7 +99,10 @@ def _options(config: pytest.Config) -> "Options":
 
 
 def _with_our_python(options: "Options") -> "Options":
-    """`.venv/bin/pytest` does not put its environment's `python` on PATH; another one would not know the service."""
+    """Replace `python` in the command by the running interpreter.
+
+    `.venv/bin/pytest` does not put its environment's `python` on PATH, and another one may lack the service.
+    """
     from msgspec.structs import replace  # noqa: PLC0415
 
     program, *arguments = options.command
@@ -105,7 +110,7 @@ def _with_our_python(options: "Options") -> "Options":
 
 
 class _Kit(pytest.Collector):
-    """Where the cases hang in the tree; they come from no file."""
+    """Collector of the cases, which belong to no file."""
 
     def __init__(self, *, shared: "_Shared", **more: Any) -> None:
         super().__init__(**more)
@@ -138,7 +143,7 @@ class _Item(pytest.Item):
         if not isinstance(excinfo.value, NotConforming):
             return super().repr_failure(excinfo, style)
         report = excinfo.value.report
-        lines = [f"{report.outcome.words}: {report.title}", report.seen, f"read {report.read}"]
+        lines = [f"{report.outcome.label}: {report.title}", report.seen, f"read {report.read}"]
         if report.log_tail:
             lines += ["the service's last lines:", *(f"  | {line}" for line in report.log_tail)]
         return "\n".join(lines)
@@ -148,7 +153,7 @@ class _Item(pytest.Item):
 
 
 class ConformanceWarning(UserWarning):
-    """The contract is kept, and something could be better."""
+    """The service keeps the contract but is improvable."""
 
 
 class NotConforming(Exception):
@@ -158,7 +163,7 @@ class NotConforming(Exception):
 
 
 class _Shared:
-    """All chosen cases are played from the first test on, side by side; each test waits for its own.
+    """Run of all selected cases: the first test starts them concurrently, each test waits for its own.
 
     A worker of pytest-xdist does not know which tests it will get, so there each is played `alone`.
     """
@@ -191,14 +196,14 @@ class _Shared:
 
         try:
             asyncio.run(work())
-        except BaseException as error:  # noqa: BLE001 - it belongs to the tests that wait
+        except BaseException as error:  # noqa: BLE001 - raised in the tests that wait
             for case_id in ids:
                 if not self._reports[case_id].done():
                     self._reports[case_id].set_exception(error)
 
     def stop(self) -> None:
-        """At the end of the session, which may come early: no service outlives it."""
+        """Cancel running cases at the end of the session, so that no service process outlives it."""
         for thread, loop, task in self._playing:
-            with suppress(RuntimeError):  # it has ended
+            with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(task.cancel)
             thread.join(STOP_SECONDS)

@@ -1,4 +1,4 @@
-"""The service under test as a process group of its own, with its output in a file."""
+"""Process of the service under test, in a process group of its own, with its output in a file."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ POSIX = os.name == "posix"
 
 
 class ServiceProcess:
-    """One start of the command. `ended` is set when its first process is gone."""
+    """One start of the command. `on_end` is called when its first process has ended."""
 
     def __init__(self, child: asyncio.subprocess.Process, on_end: Callable[[], None]) -> None:
         self._child = child
@@ -28,12 +28,12 @@ class ServiceProcess:
         return self._child.returncode
 
     def terminate(self) -> None:
-        """As a supervisor does it: the first process only; it may pass it on."""
+        """Send SIGTERM to the first process only, as a supervisor does; it may pass it on."""
         with suppress(ProcessLookupError):
             self._child.terminate()
 
     async def kill(self) -> None:
-        """kill -9 for all of the group, whoever of it is left."""
+        """Send SIGKILL to the whole process group and wait for the first process to end."""
         with suppress(ProcessLookupError, PermissionError):
             if POSIX:
                 os.killpg(self._child.pid, signal.SIGKILL)
@@ -42,7 +42,7 @@ class ServiceProcess:
         await self._child.wait()
 
     async def wait(self, seconds: float) -> int | None:
-        """Its exit code, or None if it still runs after so long."""
+        """Wait for the process to end; return its exit code, None if it still runs after `seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._child.wait()
@@ -72,7 +72,7 @@ async def start(command: list[str], env: Mapping[str, str], log: Path, on_end: C
 
 
 def tail(log: Path) -> list[str]:
-    """The last lines of what the service printed."""
+    """Return the last lines of the service's output."""
     try:
         with log.open("rb") as output:
             output.seek(max(0, log.stat().st_size - TAIL_BYTES))
@@ -82,7 +82,7 @@ def tail(log: Path) -> list[str]:
     return list(deque((line[:500] for line in text.splitlines()), maxlen=TAIL_LINES))
 
 
-def exit_words(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     if code is None:
         return "still runs"
     if code < 0:

@@ -1,12 +1,11 @@
-"""The orchestrator's HTTP face: the four requests of the `local:` contract, answered rightly unless told otherwise.
+"""HTTP server of the played orchestrator: the four requests of the `local:` contract.
 
-Listens on a port of its own that it keeps, so that it can go `away` (connections are refused) and come `back` with
-all it knew; and on a second one as a client who wants to be called back there. A `Mood` is how a case makes it
-misbehave: errors, slowness, answers that get lost.
+It keeps its port and its state, so that it can go offline (connections are refused) and come back. A second port
+plays a client that takes the callbacks instead of the orchestrator. Answers are correct unless a case returns a
+`ResponseOverride`: errors, delays, lost answers.
 """
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,31 +14,33 @@ from aiohttp import ClientError, web
 from aiohttp.http import HttpProcessingError
 from msgspec import Struct
 
-from lucius.conformance.book import KINDS, Answer, Book, Kind, Said, now, problem
+from lucius.conformance.attempt_log import KINDS, AttemptLog, CallbackResponse, Kind, ReceivedCallback, now, problem
 from lucius.conformance.feed import LocalFeed
+from lucius.conformance.ports import HOST, PortBlocks
 from lucius.contract import PullRequest
 
-HOST = "127.0.0.1"
-# Below the ports that systems give to outgoing connections: a client that tries a closed port of that range can end
-# up connected to itself.
-PORTS = range(20_000, 32_000)
-LONGEST_WAIT = 60.0
-HANG_UP_CHECK = 0.25
+MAX_WAIT_SECONDS = 50.0  # the orchestrator's own limit
+DISCONNECT_CHECK_SECONDS = 0.25
+GRACE_SECONDS = 0.05
+MAX_STARTS = 100
 MAX_BATCH = 500
+MAX_ANONYMOUS_BATCH = 100
 MAX_BODY_BYTES = 1024 * 1024  # as the orchestrator's own limits
 MAX_BATCH_BYTES = 16 * MAX_BODY_BYTES
 
+_ports = PortBlocks()
 
-class Mood(Struct, frozen=True, kw_only=True):
+
+class ResponseOverride(Struct, frozen=True, kw_only=True):
     status: int = 0
-    """Answer this instead, and do nothing."""
+    """Answer with this status instead, without processing the request."""
     retry_after: float | None = None
     delay: float = 0.0
-    """Act at once, answer later."""
+    """Process the request at once, answer after this many seconds."""
     lose_answer: bool = False
-    """Act, and close the connection instead of answering."""
+    """Process the request, and close the connection instead of answering."""
     body: bytes | None = None
-    """Answer 200 with this instead."""
+    """Answer 200 with this body instead."""
 
 
 class Pull(Struct, kw_only=True):
@@ -53,49 +54,54 @@ class Pull(Struct, kw_only=True):
 
 
 class Orchestrator:
-    """`on_callbacks` sees what one request carries, `on_pull` each pull; either may return a Mood."""
+    """Server of one case.
 
-    def __init__(self, book: Book, feed: LocalFeed, api_key: str, on_news: Callable[[], None]) -> None:
-        self.book = book
+    `on_callbacks` gets a request's callbacks, `on_pull` each pull; either may return a ResponseOverride.
+    """
+
+    def __init__(self, attempt_log: AttemptLog, feed: LocalFeed, api_key: str, on_change: Callable[[], None]) -> None:
+        self.attempt_log = attempt_log
         self.feed = feed
         self.pulls: list[Pull] = []
         self.faults: list[str] = []
         self.service: str | None = None
         self.answers_at_once = False
-        """Empty pulls don't wait."""
-        self.on_callbacks: Callable[[Sequence[Said]], Mood | None] = lambda _: None
-        self.on_pull: Callable[[Pull], Mood | None] = lambda _: None
+        """True if pulls do not wait for directives."""
+        self.on_callbacks: Callable[[Sequence[ReceivedCallback]], ResponseOverride | None] = lambda _: None
+        self.on_pull: Callable[[Pull], ResponseOverride | None] = lambda _: None
         self._api_key = api_key
-        self._on_news = on_news
+        self._on_change = on_change
         self._requests = 0
-        self.surprise: Exception | None = None
-        """What went wrong in here, and is nobody's fault but the kit's."""
-        self._ports = (0, 0)
+        self.internal_error: Exception | None = None
+        """Internal error of the kit, if any."""
+        self._ports: tuple[int, ...] = ()
         self._runner: web.ServerRunner | None = None
+        self._handling: set[asyncio.Task[Any]] = set()
+        self._is_offline = False
 
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self._ports[0]}"
 
     @property
-    def elsewhere_url(self) -> str:
-        """Someone else, who takes callbacks too."""
+    def client_url(self) -> str:
+        """Base URL of the client that takes callbacks instead of the orchestrator."""
         return f"http://{HOST}:{self._ports[1]}"
 
     async def start(self) -> None:
-        for _ in range(100):
-            first, second = random.sample(PORTS, 2)
-            self._ports = (first, second)
+        for _ in range(MAX_STARTS):
+            self._ports = (_ports.take(), _ports.take())
             try:
-                await self.back()
-            except OSError:
+                await self.go_online()
+            except OSError:  # a port is taken by another program
                 continue
             return
-        raise RuntimeError(f"no free port between {PORTS.start} and {PORTS.stop}")
+        raise RuntimeError(f"no two free ports in {MAX_STARTS} tries")
 
-    async def back(self) -> None:
-        runner = web.ServerRunner(web.Server(self._handle), shutdown_timeout=0.05)
+    async def go_online(self) -> None:
+        runner = web.ServerRunner(web.Server(self._handle), shutdown_timeout=GRACE_SECONDS)
         await runner.setup()
+        self._is_offline = False
         try:
             for port in self._ports:
                 await web.TCPSite(runner, HOST, port, reuse_address=True).start()
@@ -103,35 +109,65 @@ class Orchestrator:
             await runner.cleanup()
             raise
         self._runner = runner
-        self.book.give_fresh_periods()
+        self.attempt_log.restart_leases()
 
-    async def away(self) -> None:
+    async def close(self) -> None:
+        """Go offline and release the ports."""
+        await self.go_offline()
+        _ports.give_back(self._ports)
+        self._ports = ()
+
+    async def go_offline(self) -> None:
         runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        if runner is None:
+            return
+        for site in list(runner.sites):
+            await site.stop()
+        await self._end_requests()
+        await runner.cleanup()
+
+    async def _end_requests(self) -> None:
+        """Leave requests a moment to be answered, and cancel the others.
+
+        aiohttp does the same, but logs an InvalidStateError if a request ends in the turn in which its time is up.
+        """
+        if self._handling:
+            await asyncio.wait(self._handling, timeout=GRACE_SECONDS)
+        self._is_offline = True
+        if self._handling:
+            for task in self._handling:
+                task.cancel()
+            await asyncio.wait(self._handling)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self._is_offline:  # a keep-alive connection that is about to be closed
+            return _lost(request)
+        task = asyncio.current_task()
+        assert task is not None, "aiohttp runs each request in a task"
+        self._handling.add(task)
+        task.add_done_callback(self._handling.discard)
         try:
             return await self._answered(request)
         except ConnectionError:
-            return web.Response(status=400)  # someone hung up, so nobody hears it
+            return web.Response(status=400)  # the peer has closed the connection: the answer is not sent
         except (ClientError, HttpProcessingError, web.HTTPException, web.RequestPayloadError):
-            raise  # or does not speak HTTP
+            raise  # the peer does not speak HTTP
         except Exception as error:
-            self.surprise = self.surprise or error
-            self._on_news()
+            self.internal_error = self.internal_error or error
+            self._on_change()
             raise
 
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path
         if _port(request) == self._ports[1]:
-            return await self._elsewhere(request)
+            return await self._client_callback(request)
         if request.method == "GET" and path in ("/healthz", "/readyz"):
-            return _reply(Answer(200, {"status": "ok"}))
+            return _reply(CallbackResponse(200, {"status": "ok"}))
         if request.method != "POST":
             return self._refuse(problem(405, "METHOD_NOT_ALLOWED", f"{request.method} {path}"))
-        body = await self._body(request, MAX_BATCH_BYTES if path.endswith(":batch") else MAX_BODY_BYTES)
-        if isinstance(body, Answer):
+        is_large = path.endswith(":batch") and _bearer(request)
+        body = await self._body(request, MAX_BATCH_BYTES if is_large else MAX_BODY_BYTES)
+        if isinstance(body, CallbackResponse):
             return self._refuse(body)
         if path.startswith("/v1/services/") and path.endswith("/directives:pull"):
             return await self._pull(request, body, path.split("/")[3])
@@ -139,19 +175,19 @@ class Orchestrator:
             return await self._batch(request, body)
         kind = path.removeprefix("/v1/callbacks/")
         if kind not in KINDS:
-            return self._refuse(problem(404, "NOT_FOUND", f"there is no {request.method} {path}"))
+            return self._refuse(problem(404, "NOT_FOUND", f"{request.method} {path} does not exist"))
         return await self._single(request, body, KINDS[KINDS.index(kind)])
 
-    async def _elsewhere(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _client_callback(self, request: web.BaseRequest) -> web.StreamResponse:
         kind = request.path.rpartition("/")[2].removesuffix("-of-it")
         if request.method != "POST" or kind not in KINDS:
             return self._refuse(problem(404, "NOT_FOUND", f"no callback_urls have {request.method} {_url(request)}"))
         body = await self._body(request, MAX_BODY_BYTES)
-        if isinstance(body, Answer):
+        if isinstance(body, CallbackResponse):
             return self._refuse(body)
         return await self._single(request, body, KINDS[KINDS.index(kind)])
 
-    async def _body(self, request: web.BaseRequest, limit: int) -> bytes | Answer:
+    async def _body(self, request: web.BaseRequest, limit: int) -> bytes | CallbackResponse:
         body = bytearray()
         async for chunk in request.content.iter_any():
             body += chunk
@@ -160,10 +196,10 @@ class Orchestrator:
                 return problem(413, "BODY_TOO_LARGE", detail)
         return bytes(body)
 
-    def _refuse(self, answer: Answer) -> web.Response:
-        """Something that an orchestrator would not take, and no case asked for."""
-        self.faults.append(f"a request was wrong: {answer.status} {answer.body['code']}: {answer.body['detail']}")
-        self._on_news()
+    def _refuse(self, answer: CallbackResponse) -> web.Response:
+        """Refuse a request that violates the contract, and record it as a fault."""
+        self.faults.append(f"a request was invalid: {answer.status} {answer.body['code']}: {answer.body['detail']}")
+        self._on_change()
         return _reply(answer)
 
     # Pulls
@@ -174,20 +210,24 @@ class Orchestrator:
         pull.max, pull.wait_seconds = wanted.max, wanted.wait_seconds
         self.pulls.append(pull)
         self.service = self.service or service
-        self._on_news()
-        mood = self.on_pull(pull)
-        response = await self._moody(request, mood)
+        self._on_change()
+        override = self.on_pull(pull)
+        response = await self._overridden_response(request, override)
         if response is None and refusal is not None:
             response = self._refuse(refusal)
         if response is None:
-            directives = await self._hand_out(request, wanted) if service == self.service else await self._none(wanted)
+            directives = (
+                await self._hand_out(request, wanted)
+                if service == self.service
+                else await self._wait_without_directives(wanted)
+            )
             pull.handed = len(directives)
-            response = _reply(Answer(200, {"directives": directives}))
+            response = _reply(CallbackResponse(200, {"directives": directives}))
         pull.status, pull.answered_at = response.status, now()
-        self._on_news()
+        self._on_change()
         return response
 
-    def _admit(self, request: web.BaseRequest, body: bytes) -> tuple[Answer | None, PullRequest]:
+    def _admit(self, request: web.BaseRequest, body: bytes) -> tuple[CallbackResponse | None, PullRequest]:
         if _bearer(request) != self._api_key:
             return problem(401, "UNAUTHENTICATED", "a pull must carry LUCIUS_API_KEY as bearer token"), PullRequest()
         if refusal := _not_json(request):
@@ -200,20 +240,20 @@ class Orchestrator:
             return problem(400, "MALFORMED_JSON", f"a pull that is not JSON: {error}"), PullRequest()
 
     async def _hand_out(self, request: web.BaseRequest, wanted: PullRequest) -> list[Any]:
-        """Waits for the first one; what nobody is there to take stays."""
-        wait = 0.0 if self.answers_at_once else min(wanted.wait_seconds, LONGEST_WAIT)
+        """Wait for directives and return them; if the client disconnects, they stay queued."""
+        wait = 0.0 if self.answers_at_once else min(wanted.wait_seconds, MAX_WAIT_SECONDS)
         deadline = now() + wait
         while request.transport is not None and not request.transport.is_closing():
             if self.feed.waiting() and (taken := self.feed.take(wanted)):
                 return taken
             if (remaining := deadline - now()) <= 0 or self.answers_at_once:
                 break
-            await self.feed.arrival(min(remaining, HANG_UP_CHECK))
+            await self.feed.arrival(min(remaining, DISCONNECT_CHECK_SECONDS))
         return []
 
-    async def _none(self, wanted: PullRequest) -> list[Any]:
-        """The command serves another service too, which we have nothing for."""
-        await asyncio.sleep(min(wanted.wait_seconds, LONGEST_WAIT))
+    async def _wait_without_directives(self, wanted: PullRequest) -> list[Any]:
+        """Wait and return nothing, for another service of the same command."""
+        await asyncio.sleep(min(wanted.wait_seconds, MAX_WAIT_SECONDS))
         return []
 
     # Callbacks
@@ -222,7 +262,7 @@ class Orchestrator:
         if refusal := _not_json(request):
             return self._refuse(refusal)
         self._requests += 1
-        said = Said(
+        callback = ReceivedCallback(
             at=now(),
             kind=kind,
             token=_bearer(request),
@@ -230,59 +270,71 @@ class Orchestrator:
             request=self._requests,
             url=_url(request),
         )
-        return await self._callbacks(request, [said], lambda answers: _reply(answers[0]))
+        return await self._callbacks(request, [callback], lambda answers: _reply(answers[0]))
 
     async def _batch(self, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         batch = _decoded(body)
         items = batch.get("callbacks") if isinstance(batch, dict) else None
         if refusal := _not_json(request):
             return self._refuse(refusal)
-        if not isinstance(items, list) or len(items) > MAX_BATCH:
-            detail = f"a batch is {{callbacks: […]}} of at most {MAX_BATCH}"
+        max_items = MAX_BATCH if _bearer(request) else MAX_ANONYMOUS_BATCH
+        if not isinstance(items, list) or len(items) > max_items:
+            detail = f"a batch is {{callbacks: […]}} of at most {MAX_BATCH}, or {MAX_ANONYMOUS_BATCH} without a token"
             return self._refuse(problem(422, "INVALID_BODY", detail))
         self._requests += 1
-        said = [_item(item, self._requests, _url(request)) for item in items]
-        if None in said:
+        items_or_none = [_item(item, self._requests, _url(request)) for item in items]
+        if None in items_or_none:
             detail = "an item of a batch needs type (ack, heartbeat or result) and callback_token"
             return self._refuse(problem(422, "INVALID_CALLBACK", detail))
-        return await self._callbacks(request, [one for one in said if one is not None], _batch_reply)
+        return await self._callbacks(request, [item for item in items_or_none if item is not None], _batch_reply)
 
     async def _callbacks(
-        self, request: web.BaseRequest, said: list[Said], reply: Callable[[list[Answer]], web.Response]
+        self,
+        request: web.BaseRequest,
+        callbacks: list[ReceivedCallback],
+        reply: Callable[[list[CallbackResponse]], web.Response],
     ) -> web.StreamResponse:
-        mood = self.on_callbacks(said)
-        if mood is not None and mood.status:
-            refusal = _in_no_mood(mood)
-            for one in said:
-                self.book.refuse_unheard(one, refusal)
+        override = self.on_callbacks(callbacks)
+        if override is not None and override.status:
+            refusal = _error_response(override)
+            for callback in callbacks:
+                self.attempt_log.refuse_unprocessed(callback, refusal)
             answers = []
         else:
-            answers = [self.book.hear(one) for one in said]
-        response = await self._moody(request, mood) or reply(answers)
-        for one in said:
-            one.answered_at = now()
-        self._on_news()
+            answers = [self.attempt_log.receive(callback) for callback in callbacks]
+        response = await self._overridden_response(request, override) or reply(answers)
+        for callback in callbacks:
+            callback.answered_at = now()
+        self._on_change()
         return response
 
-    async def _moody(self, request: web.BaseRequest, mood: Mood | None) -> web.StreamResponse | None:
-        if mood is None:
+    async def _overridden_response(
+        self, request: web.BaseRequest, override: ResponseOverride | None
+    ) -> web.StreamResponse | None:
+        if override is None:
             return None
-        if mood.delay:
-            await asyncio.sleep(mood.delay)
-        if mood.lose_answer and request.transport is not None:
-            request.transport.abort()
-            return web.Response(status=500)  # nobody reads it
-        if mood.body is not None:
-            return web.Response(body=mood.body, content_type="text/html")
-        return _reply(_in_no_mood(mood)) if mood.status else None
+        if override.delay:
+            await asyncio.sleep(override.delay)
+        if override.lose_answer and request.transport is not None:
+            return _lost(request)
+        if override.body is not None:
+            return web.Response(body=override.body, content_type="text/html")
+        return _reply(_error_response(override)) if override.status else None
 
 
-def _in_no_mood(mood: Mood) -> Answer:
+def _lost(request: web.BaseRequest) -> web.Response:
+    """Abort the connection; the returned answer is not sent."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=500)
+
+
+def _error_response(override: ResponseOverride) -> CallbackResponse:
     codes = {401: "UNAUTHENTICATED", 403: "FORBIDDEN_SCOPE", 429: "TENANT_LIMIT", 503: "NOT_READY"}
-    return problem(mood.status, codes.get(mood.status, "INTERNAL"), "a rehearsed failure", mood.retry_after)
+    return problem(override.status, codes.get(override.status, "INTERNAL"), "a simulated failure", override.retry_after)
 
 
-def _reply(answer: Answer) -> web.Response:
+def _reply(answer: CallbackResponse) -> web.Response:
     headers = {}
     if answer.retry_after is not None:
         headers["Retry-After"] = f"{answer.retry_after:g}"
@@ -293,15 +345,17 @@ def _reply(answer: Answer) -> web.Response:
     return web.Response(status=answer.status, body=body, content_type=media_type, headers=headers)
 
 
-def _batch_reply(answers: list[Answer]) -> web.Response:
+def _batch_reply(answers: list[CallbackResponse]) -> web.Response:
     results = [{**answer.body, "status": answer.status, "status_code": answer.status} for answer in answers]
-    return _reply(Answer(200, {"results": results}))
+    return _reply(CallbackResponse(200, {"results": results}))
 
 
-def _item(item: Any, request: int, url: str) -> Said | None:
+def _item(item: Any, request: int, url: str) -> ReceivedCallback | None:
     if not isinstance(item, dict) or item.get("type") not in KINDS or not isinstance(item.get("callback_token"), str):
         return None
-    return Said(at=now(), kind=item["type"], token=item["callback_token"], body=item, request=request, url=url)
+    return ReceivedCallback(
+        at=now(), kind=item["type"], token=item["callback_token"], body=item, request=request, url=url
+    )
 
 
 def _port(request: web.BaseRequest) -> int:
@@ -309,7 +363,7 @@ def _port(request: web.BaseRequest) -> int:
 
 
 def _url(request: web.BaseRequest) -> str:
-    """Where it came to, by whatever name the service calls us."""
+    """Return the URL of a request, with this server's host name in place of the one the service used."""
     return f"http://{HOST}:{_port(request)}{request.path_qs}"
 
 
@@ -318,12 +372,12 @@ def _bearer(request: web.BaseRequest) -> str:
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-def _not_json(request: web.BaseRequest) -> Answer | None:
-    """As the orchestrator has it: who says nothing is believed, and so is what `curl -d` says by itself."""
-    said = request.headers.get("Content-Type", "application/json").partition(";")[0].strip().lower()
-    if said.endswith(("/json", "+json")) or said == "application/x-www-form-urlencoded":
+def _not_json(request: web.BaseRequest) -> CallbackResponse | None:
+    """Return a 415 unless the content type is JSON, missing, or `curl -d`'s default, as the orchestrator does."""
+    media_type = request.headers.get("Content-Type", "application/json").partition(";")[0].strip().lower()
+    if media_type.endswith(("/json", "+json")) or media_type == "application/x-www-form-urlencoded":
         return None
-    detail = f"{request.path} needs Content-Type: application/json, not {said}"
+    detail = f"{request.path} needs Content-Type: application/json, not {media_type}"
     return problem(415, "UNSUPPORTED_MEDIA_TYPE", detail)
 
 

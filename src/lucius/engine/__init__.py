@@ -1,5 +1,4 @@
-"""What drives jobs forward when nobody calls: the relay pushes the outbox, the sweeper minds the clocks, and
-the engine's own calls go out.
+"""Engines, which drive jobs forward between requests: relay, deadlines, repair, outbound HTTP and Temporal workflows.
 
-Feeds the core through the service layer; holds no rule about states itself.
+Feed inputs to the core through the use cases; hold no rule about states themselves.
 """

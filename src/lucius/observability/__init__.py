@@ -1,1 +1,1 @@
-"""Seen from outside: metrics and logs made from durable decisions, so that they never say what did not happen."""
+"""Metrics, logs and readiness. Metrics and job logs come from durable decisions, never from uncommitted changes."""

@@ -1,4 +1,4 @@
-"""Structured logs: JSON for machines, colour for a terminal. Payloads and secrets never get here."""
+"""Structured logs: JSON, or coloured text for a terminal. Payloads and secrets are never logged."""
 
 import logging
 import sys
@@ -6,14 +6,15 @@ from typing import TextIO
 
 import structlog
 
-from lucius.core.decision import Decision
+from lucius.core.model.decision import Decision
+from lucius.terminal import strip_log_entry
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 log = structlog.get_logger("lucius.jobs")
 
-# What an operator wants to read about every job; the rest is in the job's events.
-TOLD = {
+# Events that operators need for every job, with their levels; the job's event list has all of them.
+LOG_LEVELS = {
     "JOB_ACCEPTED": "info",
     "JOB_SUCCEEDED": "info",
     "JOB_FAILED_FINAL": "warning",
@@ -43,8 +44,8 @@ TOLD = {
     "HANDOVER_FAILED": "warning",
 }
 
-# Never a reason or a comment: people write what they like.
-SHOWN = (
+# Reasons and comments are left out: they are free text and may contain anything.
+LOGGED_FIELDS = (
     "cause",
     "failure_class",
     "error_code",
@@ -69,13 +70,14 @@ def configure_logging(level: str, format_: str, stream: TextIO = sys.stderr) -> 
         if format_ == "json"
         else structlog.dev.ConsoleRenderer(colors=stream.isatty())
     )
-    # Loggers are not cached: one that was used too early would keep what it found for good, to save 4 µs a line.
+    # Loggers are not cached, or one used before this call would keep its old configuration; caching saves 4 µs a line.
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            *(() if format_ == "json" else (strip_log_entry,)),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
@@ -85,15 +87,19 @@ def configure_logging(level: str, format_: str, stream: TextIO = sys.stderr) -> 
 
 def log_decision(decision: Decision) -> None:
     for event in decision.events:
-        level = TOLD.get(event.type)
+        level = LOG_LEVELS.get(event.type)
         if event.data.get("disposition") in ("STALE", "LATE"):
             level = "warning"
         if level is None:
             continue
         job = decision.job
-        fields = {key: event.data[key] for key in SHOWN if key in event.data}
+        fields = {key: event.data[key] for key in LOGGED_FIELDS if key in event.data}
         if event.step_id is not None:
-            fields |= {"step_id": event.step_id, "attempt_no": event.attempt_no, **_key(decision, event.step_id)}
+            fields |= {
+                "step_id": event.step_id,
+                "attempt_no": event.attempt_no,
+                **_idempotency_key(decision, event.step_id),
+            }
         getattr(log, level)(
             event.type,
             job_id=job.job_id,
@@ -103,7 +109,7 @@ def log_decision(decision: Decision) -> None:
         )
 
 
-def _key(decision: Decision, step_id: str) -> dict[str, str]:
-    """The step's idempotency key, by which its side effects are found elsewhere."""
+def _idempotency_key(decision: Decision, step_id: str) -> dict[str, str]:
+    """Return the step's idempotency key as a log field, for finding its side effects in other systems."""
     key = next((step.idempotency_key for step in decision.steps if step.step_id == step_id), None)
     return {"idempotency_key": key} if key else {}

@@ -1,19 +1,15 @@
-"""Prometheus metrics. Labels are small sets: request types, services, causes; never tenants or jobs."""
+"""Prometheus metrics. Labels have few values (request types, services, causes), never tenants or jobs."""
 
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from lucius.core.counters import PENDING, UNACKED, pending_by_lane, unacked_by_service
-from lucius.core.decision import Decision
-from lucius.core.model import TERMINAL_JOB, TERMINAL_STEP, AttemptOutcome, Event, Millis, ReviewKind, Step
+from lucius.core.model.counters import PENDING, UNACKED, pending_by_lane, unacked_by_service
+from lucius.core.model.decision import Decision
+from lucius.core.model.records import Event, Millis, Step
+from lucius.core.model.statuses import TERMINAL_JOB, TERMINAL_STEP, AttemptOutcome, ReviewKind
 from lucius.ports.clock import Clock
-from lucius.ports.ledger import Reader, ReviewReader
-
-
-class Readers(Reader, ReviewReader, Protocol):
-    """All that the gauges are read from."""
-
+from lucius.ports.ledger import JobReader, ReviewReader
 
 STEP_BUCKETS = (0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600)
 LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600)
@@ -25,7 +21,7 @@ T = TypeVar("T", Counter, Histogram)
 
 
 class Children(Generic[T]):
-    """A metric's children by their labels. The library's own look-up costs more than counting does."""
+    """Cache of a metric's children by label values; the library's own look-up costs more than counting."""
 
     def __init__(self, metric: T) -> None:
         self._metric: T = metric
@@ -39,29 +35,37 @@ class Children(Generic[T]):
 
 
 class Metrics:
-    def __init__(self, reader: Readers, clock: Clock) -> None:
-        self._reader = reader
+    """Metrics of this process: counters fed by decisions, and gauges read from the ledger when rendered."""
+
+    def __init__(self, jobs: JobReader, reviews: ReviewReader, clock: Clock) -> None:
+        self._jobs = jobs
+        self._reviews = reviews
         self._clock = clock
         self.registry = registry = CollectorRegistry()
 
-        def counter(name: str, what: str, *labels: str) -> Children[Counter]:
-            return Children(Counter(name, what, labels, registry=registry))
+        def counter(name: str, description: str, *labels: str) -> Children[Counter]:
+            return Children(Counter(name, description, labels, registry=registry))
 
-        def histogram(name: str, what: str, buckets: tuple[float, ...], *labels: str) -> Children[Histogram]:
-            return Children(Histogram(name, what, labels, buckets=buckets, registry=registry))
+        def histogram(name: str, description: str, buckets: tuple[float, ...], *labels: str) -> Children[Histogram]:
+            return Children(Histogram(name, description, labels, buckets=buckets, registry=registry))
 
         self.accepted = counter("lucius_jobs_accepted", "Jobs accepted", "request_type")
         self.ended = counter("lucius_jobs_ended", "Jobs ended", "request_type", "outcome")
         self.retries = counter("lucius_step_retries", "Retries scheduled", "service", "cause")
         self.classes = counter("lucius_step_retries_by_class", "Retries scheduled", "failure_class")
-        self.failures = counter("lucius_step_failures", "Steps that failed for good", "step_type", "failure_class")
+        self.failures = counter("lucius_step_failures", "Steps that ended FAILED_FINAL", "step_type", "failure_class")
         self.runs = counter("lucius_runs_started", "New runs of jobs that had ended", "act")
         self.acts = counter("lucius_review_acts", "Acts on review items", "act")
         self.votes = counter("lucius_votes", "Approvals and rejections by people", "vote")
         self.callbacks = counter("lucius_callbacks", "Callbacks", "type", "disposition")
         self.sweeps = counter("lucius_sweeper_actions", "Jobs moved by the sweeper", "action")
-        self.loop_failures = counter("lucius_loop_failures", "Failed turns of a loop", "loop")
+        self.loop_failures = counter("lucius_loop_failures", "Failed iterations of a background loop", "loop")
         self.refusals = counter("lucius_refusals", "Requests refused", "code")
+        self.connections_refused = counter("lucius_connections_refused", "Connections refused or cut off", "code")
+        self.connections = Gauge("lucius_connections", "Open HTTP connections", registry=registry)
+        self.streams = Gauge("lucius_streams", "Open event streams", registry=registry)
+        self.long_polls = Gauge("lucius_long_polls", "Requests that wait for a job's end", registry=registry)
+        self.waiting_pulls = Gauge("lucius_waiting_pulls", "Pulls that wait for a directive", registry=registry)
         self.job_seconds = histogram("lucius_job_seconds", "Acceptance to end", STEP_BUCKETS, "request_type")
         self.step_seconds = histogram(
             "lucius_step_seconds", "From an attempt's hand-over to its end", STEP_BUCKETS, "service", "outcome"
@@ -77,16 +81,30 @@ class Metrics:
         )
         self.flush = Histogram("lucius_commit_seconds", "One durable commit", buckets=FLUSH_BUCKETS, registry=registry)
         self.inflight = Gauge("lucius_jobs_inflight", "Jobs not yet ended", registry=registry)
-        self.unacked = Gauge("lucius_unacked", "Directives handed over, not picked up", ["service"], registry=registry)
-        self.pending = Gauge("lucius_outbox_pending", "Directives free to go", ["service"], registry=registry)
-        self.backlog = Gauge("lucius_backlog", "Directives free to go", ["service", "lane"], registry=registry)
-        self.open_reviews = Gauge(
-            "lucius_reviews_open", "Review items that wait for a person", ["kind"], registry=registry
+        self.paced_tenants = Gauge("lucius_tenants_paced", "Tenants above their share", registry=registry)
+        self.unacked = Gauge(
+            "lucius_unacked", "Directives handed over, not acknowledged", ["service"], registry=registry
         )
-        self.oldest = Gauge("lucius_outbox_oldest_seconds", "Age of the oldest one", registry=registry)
+        self.pending = Gauge("lucius_outbox_pending", "Directives ready for hand-over", ["service"], registry=registry)
+        self.backlog = Gauge("lucius_backlog", "Directives ready for hand-over", ["service", "lane"], registry=registry)
+        self.open_reviews = Gauge("lucius_reviews_open", "Open review items", ["kind"], registry=registry)
+        self.config_stale = Gauge(
+            "lucius_config_stale",
+            "1 while the newest config file is invalid and an older one is used",
+            registry=registry,
+        )
+        self.oldest = Gauge(
+            "lucius_outbox_oldest_seconds", "Age of the oldest directive ready for hand-over", registry=registry
+        )
+        self.oldest_of_service = Gauge(
+            "lucius_service_oldest_waiting_seconds",
+            "Age of the oldest step of a service that was not handed over",
+            ["service"],
+            registry=registry,
+        )
 
     def committed(self, decision: Decision) -> None:
-        """Count what a durable decision did."""
+        """Count the effects of a committed decision."""
         job = decision.job
         if decision.creates:
             self.accepted(job.command.request_type).inc()
@@ -95,10 +113,10 @@ class Metrics:
             self.job_seconds(job.command.request_type).observe((job.updated_at - job.created_at) / 1000)
         steps = {step.step_id: step for step in decision.steps}
         for event in decision.events:
-            self._happened(event, steps)
-        self._attempts(decision, steps)
+            self._count_event(event, steps)
+        self._observe_attempts(decision, steps)
 
-    def _happened(self, event: Event, steps: dict[str, Step]) -> None:
+    def _count_event(self, event: Event, steps: dict[str, Step]) -> None:
         step = steps.get(event.step_id or "")
         match event.type:
             case "STEP_RETRY_SCHEDULED":
@@ -117,7 +135,7 @@ class Metrics:
             case _:
                 pass
 
-    def _attempts(self, decision: Decision, steps: dict[str, Step]) -> None:
+    def _observe_attempts(self, decision: Decision, steps: dict[str, Step]) -> None:
         for step in decision.steps:
             handed_over = step.attempt.handed_over_at
             if handed_over == decision.job.updated_at and step.attempt.ended_at is None:
@@ -144,10 +162,10 @@ class Metrics:
         self.loop_failures(loop).inc()
 
     async def render(self) -> bytes:
-        """The exposition text, with the gauges read from the ledger now."""
-        counters = await self._reader.counters("jobs", UNACKED, PENDING)
+        """Return the metrics in Prometheus text format; the gauges are read from the ledger on each call."""
+        counters = await self._jobs.counters("jobs", UNACKED, PENDING)
         now = self._clock.now()
-        backlog, reviews = await self._reader.backlog(now), await self._reader.open_reviews()
+        backlog, reviews = await self._jobs.backlog(now), await self._reviews.open_reviews()
         self.inflight.set(counters.get("jobs", 0))
         self.unacked.clear()
         for service, n in unacked_by_service(counters).items():
@@ -156,6 +174,9 @@ class Metrics:
         for kind in ReviewKind:
             self.open_reviews.labels(kind).set(reviews.get(kind, 0))
         self.oldest.set(max(0, now - min((oldest.at for oldest in backlog.values()), default=now)) / 1000)
+        self.oldest_of_service.clear()
+        for service, oldest in backlog.items():
+            self.oldest_of_service.labels(service).set(max(0, now - oldest.at) / 1000)
         return generate_latest(self.registry)
 
     def _set_backlog(self, counters: dict[str, int]) -> None:
@@ -168,11 +189,14 @@ class Metrics:
 
 
 def _type_of(step: Step | None) -> str:
-    """Its step_type; for those that no service does, their kind."""
+    """Return the step's type, or its kind if no service runs it."""
     return (step.step_type or step.kind) if step is not None else "?"
 
 
 def _duration(step: Step) -> Millis:
-    """Of this visit: a record that lives on in another run or visit only knows when its last attempt began."""
+    """Return the duration of this visit.
+
+    A record reused by a later run or visit only keeps the start of its last attempt.
+    """
     first = step.run_no == 1 and step.visit == 1
     return max(0, (step.completed_at or step.updated_at) - (step.created_at if first else step.attempt.created_at))

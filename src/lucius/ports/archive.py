@@ -1,7 +1,7 @@
-"""Finished jobs on their way out of the ledger, and the files that keep them.
+"""Retention: reads finished jobs out of the ledger, and stores them as archive files.
 
-`FinishedJobs` is a ledger's other door, for whoever keeps it small: it hands out whole jobs and drops them. It needs
-neither engine nor API, so it can be opened while no server runs.
+`FinishedJobs` is a ledger's port for retention: it returns whole jobs and deletes them. It needs neither engine nor
+API, so it can be opened while no server runs.
 """
 
 from collections.abc import Mapping
@@ -9,21 +9,22 @@ from typing import Literal, Protocol
 
 from msgspec import Raw, Struct, field
 
-from lucius.core.decision import EndedAttempt
-from lucius.core.model import Event, Instant, Job, JobStatus, Quarantined, ReviewItem, Step
+from lucius.core.model.decision import EndedAttempt
+from lucius.core.model.records import Event, Instant, Job, Quarantined, ReviewItem, Step
+from lucius.core.model.statuses import JobStatus
 
 FORMAT: Literal["lucius-job/1"] = "lucius-job/1"
 
 
 class FinishedFilter(Struct, frozen=True, kw_only=True):
     before: Instant
-    """Only jobs that ended before this."""
+    """Only jobs that ended before this instant."""
     tenant_id: str | None = None
     status: JobStatus | None = None
 
 
 class JobRecord(Struct, frozen=True, kw_only=True):
-    """All that the ledger has of a job, each row as it is stored: what this version can't read is kept as well."""
+    """Everything the ledger has of a job, each row as stored, so that rows this version can't read are kept as well."""
 
     format: Literal["lucius-job/1"] = FORMAT
     jobId: str
@@ -36,7 +37,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
 
 
 class ArchivedJob(Struct, frozen=True, kw_only=True):
-    """A record, read."""
+    """A `JobRecord` with its rows decoded."""
 
     format: Literal["lucius-job/1"]
     jobId: str
@@ -49,27 +50,30 @@ class ArchivedJob(Struct, frozen=True, kw_only=True):
 
 
 class FinishedPage(Struct, frozen=True, kw_only=True):
-    """Jobs in the order of their acceptance, and how many were left out because something about them is not over."""
+    """Jobs in the order of their acceptance, and how many were left out for an open review or a pending webhook."""
 
     records: list[JobRecord]
     protocols: dict[str, bytes] = field(default_factory=dict)
-    """Those that the jobs were run under, by digest."""
+    """The protocols that the jobs were run under, by digest."""
     open_reviews: int = 0
-    pending_notices: int = 0
+    pending_webhooks: int = 0
     cursor: int | None = None
-    """Where the next page begins; None after the last."""
+    """Start of the next page; None after the last."""
 
 
 class FinishedJobs(Protocol):
     async def page(self, where: FinishedFilter, cursor: int, limit: int, max_bytes: int) -> FinishedPage:
-        """Up to `limit` jobs behind the cursor, 0 at first; fewer if they are long, but at least one if there are any.
+        """Return up to `limit` jobs after the cursor (0 at first).
 
-        A job with an OPEN review item or a PENDING notice is left out.
+        Returns fewer if they are large, but at least one if any is left. A job with an OPEN review item or a PENDING
+        webhook is left out.
         """
 
     async def drop(self, versions: Mapping[str, int]) -> frozenset[str]:
-        """Forget these jobs and their idempotency keys, in one transaction, unless they have moved on from those
-        versions. Returns the ones that are still there; one that was dropped before is not."""
+        """Delete jobs and their idempotency keys in one transaction, except those no longer at the given version.
+
+        Returns the ids of the jobs that remain; a job that was deleted earlier is not among them.
+        """
 
 
 class ArchiveFiles(Protocol):
@@ -77,17 +81,17 @@ class ArchiveFiles(Protocol):
 
     @property
     def place(self) -> str:
-        """Where they are, for people."""
+        """Location of the files, for display."""
 
     async def put(self, name: str, data: bytes) -> None:
-        """Write or replace it, whole or not at all; durable once this returns."""
+        """Write or replace a file atomically; it is durable once this returns."""
 
     async def get(self, name: str) -> bytes: ...
 
     async def names(self, folder: str = "") -> list[str]:
-        """Of every file in a folder and below it, in order."""
+        """Return the names of all files in a folder and below it, sorted."""
 
     async def move(self, name: str, to: str) -> None:
-        """At once and for good. Never replaces a file."""
+        """Rename a file, atomically and durably. Never replaces a file."""
 
     async def remove(self, name: str) -> None: ...

@@ -1,8 +1,8 @@
-"""How a directive leaves us, and how a service gets it.
+"""Delivery of directives to services.
 
-A push bus has a Publisher that the relay feeds. A pull bus (`local:`) has none: services ask, and the ledger's
-outbox is the queue. Services see only a Consumer, whichever it is. A bus that gives out a message again when its
-consumer died puts aside what nobody can take: DeadLetters.
+A push bus has a Publisher that the relay feeds. A pull bus (`local:`) has none: services poll, and the ledger's
+outbox is the queue. Services see only a Consumer in both cases. A bus that redelivers the messages of a dead consumer
+moves those that can't be processed to DeadLetters.
 """
 
 from collections.abc import Sequence
@@ -25,31 +25,34 @@ class Publisher(Protocol):
 
 class Consumer(Protocol):
     gives_once: bool
-    """Whether nobody ever gets a message again that somebody was given."""
+    """True if a message is delivered at most once: one that was given out is never redelivered."""
 
     async def pull(self, max_directives: int, wait_seconds: float) -> list[Directive]:
-        """Directives for this consumer's service and lanes; waits for the first one, up to `wait_seconds`.
+        """Return directives for this consumer's service and lanes; wait up to `wait_seconds` for the first one.
 
         Raises BusDown.
         """
 
     async def settle(self, directives: Sequence[Directive]) -> list[bool]:
-        """Done with these, which `pull` gave: nobody is to get them again. For each, whether it was still ours.
+        """Confirm directives returned by `pull`, so that they are not redelivered; return for each whether it was ours.
 
-        Raises BusDown, and may have done it all the same; asked again, it then says that they are not ours.
+        Raises BusDown, and may have confirmed them all the same; a second call then returns False for them.
         """
 
     async def give_back(self, directives: Sequence[Directive]) -> list[bool]:
-        """Not begun, and we shall not: for others to take, at once. So is what a pull that was cut off may have taken.
-        For each, whether it could be. Raises BusDown."""
+        """Return directives that were not begun to the bus, for other consumers to take at once.
+
+        Also returns what a cancelled `pull` may have taken. Returns for each directive if it could be given back.
+        Raises BusDown.
+        """
 
     async def close(self) -> None: ...
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True):
-    """What a message on the bus was about that nobody will get any more. Empty where it did not say."""
+    """A message that the bus no longer delivers. Fields that the message did not contain are empty."""
 
-    letter_id: str
+    entry_id: str
     reason: str
     deliveries: int = 0
     job_id: str = ""
@@ -60,15 +63,15 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
 
 
 class DeadLetters(Protocol):
-    """Each letter goes to one of those who ask; should it die with it, to another."""
+    """Dead letters, each delivered to one reader, and redelivered to another if that one dies."""
 
-    async def take(self, max_letters: int, wait_seconds: float) -> list[DeadLetter]:
-        """Waits for the first one, up to `wait_seconds`. Raises BusDown."""
+    async def take(self, limit: int, wait_seconds: float) -> list[DeadLetter]:
+        """Return dead letters; wait up to `wait_seconds` for the first one. Raises BusDown."""
 
     async def settle(self, letters: Sequence[DeadLetter]) -> None:
-        """Raises BusDown."""
+        """Remove processed dead letters. Raises BusDown."""
 
     def let_go(self, letters: Sequence[DeadLetter]) -> None:
-        """Not done with these, and not at it: after a while they go to whoever asks, be it us."""
+        """Release unprocessed dead letters: after a while they are delivered again, possibly to this reader."""
 
     async def close(self) -> None: ...

@@ -1,9 +1,9 @@
-"""Time, as an argument."""
+"""Clock port, so that the current time is an argument."""
 
 import time
 from typing import Protocol
 
-from lucius.core.model import Instant
+from lucius.core.model.records import Instant
 
 
 class Clock(Protocol):

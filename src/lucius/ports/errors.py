@@ -1,29 +1,36 @@
-"""What an adapter may answer beside success.
+"""Errors that adapters raise.
 
 LuciusError
 ├── LedgerError
-│   ├── VersionConflict      the job moved since it was read: read again and decide anew
+│   ├── VersionConflict      the job changed since it was read: read it again and decide again
 │   ├── AlreadyAccepted      the tenant's idempotency key is taken: names the job that holds it
 │   ├── LimitReached         a counter is at its cap: names the counter
 │   ├── VersionPublished     a published protocol version would have changed
-│   ├── LedgerAway           nothing can be committed, whatever it is: back off as a whole
+│   ├── LedgerAway           no commit is possible: back off as a whole
 │   │   ├── LedgerFull       no space left: nothing of this commit was kept
 │   │   ├── LedgerBusy       another process holds the ledger for writing
-│   │   └── LedgerDown       no connection: what was being committed may be durable or not
-│   │       └── EngineDown   the same of the engine that jobs are changed through
-│   ├── ForeignEngine        the job is another engine's to change, and there is none of that kind here
+│   │   └── LedgerDown       no connection: the current commit may be durable or not
+│   │       └── EngineDown   the same for the engine through which jobs are changed
+│   ├── ForeignEngine        the job belongs to another kind of engine, which does not run here
 │   ├── LedgerTooNew         written by a newer Lucius
+│   ├── LedgerTooOld         made by an unreleased development version: can't be upgraded
 │   └── LedgerCorrupt        the file is not a ledger, or is damaged
 ├── ArchiveError             an archive can't be written or read
 ├── BusError
-│   ├── BusDown              no connection: stop, burn nothing, try again later
-│   ├── MessageRefused       the bus refused this very message
-│   └── OutcomeUnknown       it may have left us: counts as handed over
-├── CallError                a code and a message, neither with a secret in it
+│   ├── BusDown              no connection: stop, use up no attempt, try again later
+│   ├── MessageRefused       the bus refused this particular message
+│   └── OutcomeUnknown       it may have been delivered: counts as handed over
+├── CallError                a code and a message, neither contains a secret
 │   ├── CallRefused          our own rules forbid the call: it was not sent, and never will be
-│   └── CallFailed           no usable answer: says whether the request may have reached the peer
-└── ProtocolError            a protocol or config file is wrong: file, line, reason
+│   └── CallFailed           no usable response: `sent` if the request may have reached the peer
+├── ProtocolError            a protocol or config file is wrong: file, line, reason
+└── SettingsError            an environment variable has a value that can't be used
 """
+
+from collections.abc import Sequence
+
+MAX_FAULTS = 100
+"""Maximum faults of one file that are reported."""
 
 
 class LuciusError(Exception):
@@ -84,6 +91,10 @@ class LedgerTooNew(LedgerError):
     pass
 
 
+class LedgerTooOld(LedgerError):
+    pass
+
+
 class LedgerCorrupt(LedgerError):
     pass
 
@@ -129,9 +140,30 @@ class CallFailed(CallError):
 
 
 class ProtocolError(LuciusError):
-    def __init__(self, reason: str, *, file: str = "", line: int | None = None) -> None:
+    """A fault in an operator's file. `others` are further faults of the same file."""
+
+    def __init__(
+        self, reason: str, *, file: str = "", line: int | None = None, others: "tuple[ProtocolError, ...]" = ()
+    ) -> None:
         where = f"{file}:{line}: " if line else (f"{file}: " if file else "")
         super().__init__(where + reason)
         self.reason = reason
         self.file = file
         self.line = line
+        self.others = others
+
+    @property
+    def everything(self) -> "tuple[ProtocolError, ...]":
+        """This fault and the others, in their order in the file."""
+        return (self, *self.others)
+
+    @staticmethod
+    def joined(faults: "Sequence[ProtocolError]") -> "ProtocolError":
+        """Return the first of some faults with the others, up to MAX_FAULTS; the same fault counts once."""
+        first, *others = {str(fault): fault for fault in faults}.values()
+        first.others = tuple(others[: MAX_FAULTS - 1])
+        return first
+
+
+class SettingsError(LuciusError):
+    """An environment variable has a value that can't be used."""

@@ -1,37 +1,45 @@
-"""What was heard about jobs and has yet to become part of their histories."""
+"""Durable inbox of messages that are not yet part of their jobs' histories."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
-from lucius.core.model import Instant
+from lucius.core.model.records import Instant
 
 
-class Letter(Struct, frozen=True):
-    """`letter_id` is the job's, a slash, and what it is about, so that the same thing heard twice is one letter. `body`
-    is for the engine."""
+class InboxMessage(Struct, frozen=True):
+    """A message for a job's workflow; `body` is for the engine.
 
-    letter_id: str
+    `message_id` is the job's id, a slash and a digest of the content, so that a repeated message has the same id.
+    """
+
+    message_id: str
     job_id: str
     body: str
     at: Instant
 
 
 class Inbox(Protocol):
-    """Beside the versions of jobs: putting something in never waits for who changes the job."""
+    """Stores messages apart from the versions of jobs: `put` never waits for a change of the job."""
 
-    async def put(self, letters: Sequence[Letter]) -> list[bool]:
-        """Durably; which of them were not there before."""
+    async def put(self, messages: Sequence[InboxMessage]) -> list[bool]:
+        """Store messages durably; return for each if it was new."""
 
-    async def throw_away(self, letter_ids: Collection[str], *, lazily: bool = False) -> None:
-        """They are in the histories, or were never true. If `lazily`, a crash may bring them back."""
+    async def delete(self, message_ids: Collection[str], *, lazily: bool = False) -> None:
+        """Delete messages that are in the histories or must not be applied.
 
-    async def unread(self, before: Instant, limit: int, after: Letter | None = None) -> list[Letter]:
-        """Those that came before then, the oldest first, behind the one that was read last."""
+        If `lazily`, a crash may bring them back.
+        """
 
-    async def letters(self, letter_ids: Collection[str]) -> list[Letter]:
-        """Those of them that are still there, in this order, each once."""
+    async def list_pending(self, before: Instant, limit: int, after: InboxMessage | None = None) -> list[InboxMessage]:
+        """Return messages older than `before`, oldest first, that come after the one that was read last."""
 
-    def announce(self, letter_ids: Collection[str]) -> None:
-        """To other processes, which may then read them: that their workflows will hear of them. It may get lost."""
+    async def get_many(self, message_ids: Collection[str]) -> list[InboxMessage]:
+        """Return those of these messages that are still stored, in this order, each once."""
+
+    def announce(self, message_ids: Collection[str]) -> None:
+        """Notify other processes of messages that will reach their workflows, so that they can read them.
+
+        The notification may be lost.
+        """

@@ -1,25 +1,13 @@
-"""Where jobs live. A Ledger changes them, one guarded commit at a time; a Reader only looks."""
+"""Store of jobs. A Ledger changes them, one guarded commit at a time; the readers only read."""
 
 from collections.abc import Collection
 from typing import Protocol
 
 from msgspec import Struct
 
-from lucius.core.decision import Decision, EndedAttempt, JobView
-from lucius.core.model import (
-    BlockedReason,
-    Command,
-    Event,
-    Instant,
-    Job,
-    JobStatus,
-    Millis,
-    OutboxRow,
-    Quarantined,
-    ReviewItem,
-    ReviewKind,
-    ReviewStatus,
-)
+from lucius.core.model.decision import Decision, EndedAttempt, JobSnapshot
+from lucius.core.model.records import Command, Event, Instant, Job, Millis, OutboxRow, Quarantined, ReviewItem
+from lucius.core.model.statuses import BlockedReason, JobStatus, ReviewKind, ReviewStatus
 
 
 class IdempotencyRow(Struct, frozen=True):
@@ -28,20 +16,21 @@ class IdempotencyRow(Struct, frozen=True):
 
 
 def idempotency_token(command: Command) -> str:
-    """What a tenant's idempotency row is filed under: the client's key or, without one, the command's hash."""
+    """Return the key of a tenant's idempotency row: the client's key or, without one, the command's hash."""
     key = command.idempotency_key
     return f"key:{key}" if key is not None else f"sha256:{command.idempotency_hash}"
 
 
 class PendingQuery(Struct, frozen=True, kw_only=True):
-    """Which PENDING outbox rows are wanted. None means any.
+    """Selects PENDING outbox rows. None means any.
 
     Ready rows come in fair order: the tenants of a service take turns, each with its oldest first, so that a long
-    backlog of one can't starve another that shares its lane. The next call goes on behind whoever was served last.
-    Without a service, the services take turns as well. `except_rows` are those that the asker has in hand already:
-    they are not answered again, and nobody's turn is spent on them. With `hold_ms`, other processes on the same ledger
-    are not given the answered rows for that long; whoever dies meanwhile keeps nothing longer. Rows whose
-    backoff is over come behind the ready ones, unless `later` is off.
+    backlog of one can't starve another that shares its lane. The next call starts after the tenant served last.
+    Without a service, the services take turns as well. `except_rows` are rows that the caller already has:
+    they are not returned again and use up no turn. With `tenants`, rows of other tenants are neither
+    returned nor read, and their turns stay as they were. With `hold_ms`, other processes on the same ledger are not
+    given the returned rows for that long; a hold ends on time even if its process dies. Rows whose backoff is over come
+    after the ready ones, unless `later` is off; with `tenants` they are not held.
     """
 
     limit: int
@@ -50,55 +39,54 @@ class PendingQuery(Struct, frozen=True, kw_only=True):
     except_services: frozenset[str] = frozenset()
     except_rows: frozenset[str] = frozenset()
     lanes: frozenset[int] | None = None
+    tenants: frozenset[str] | None = None
     claimed: bool = False
     hold_ms: Millis = 0
     later: bool = True
 
 
 class Drift(Struct, frozen=True):
-    """A live job that nothing will ever look at again, unless repaired."""
+    """A live job that would never be processed again unless repaired."""
 
     job_id: str
     missing_rows: tuple[str, ...] = ()
 
 
 class Ledger(Protocol):
-    """The one place where jobs change."""
+    """The only port that changes jobs."""
 
     async def commit(self, decision: Decision) -> None:
-        """Make a decision durable, all of it or nothing.
+        """Commit a decision atomically.
 
         Raises VersionConflict, AlreadyAccepted, LimitReached or LedgerFull; none of these ever fails another
-        caller's commit. LedgerDown leaves open whether it is durable: read again.
+        caller's commit. After LedgerDown the commit may be durable or not: read again.
         """
 
-    async def load(self, job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
-        """The job's head with its active steps and those of the named ones that have started.
+    async def load(self, job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobSnapshot | None:
+        """Return the job's head with its active steps and those of the named steps that have started.
 
-        Unless it must be `fresh`, it may be one that another process has moved since (`JobView.cached`).
+        Returns None if there is no such job. Unless `fresh`, another process may have changed the job since
+        (`JobSnapshot.cached`).
         """
 
     async def accepted(self, tenant_id: str, key: str) -> IdempotencyRow | None:
-        """The job that holds a tenant's idempotency key."""
+        """Return the job that holds a tenant's idempotency key, if any."""
 
     async def due(self, now: Instant, limit: int, hold_ms: Millis = 0) -> list[str]:
-        """Live jobs whose `due_at` has come, the most overdue first; held as by `PendingQuery.hold_ms`."""
+        """Return live jobs whose `due_at` has come, the most overdue first; held as by `PendingQuery.hold_ms`."""
 
     async def drifted(self, limit: int) -> list[Drift]:
-        """Live jobs with neither a clock nor a PENDING row, and DISPATCHING steps without a row."""
-
-    async def close(self) -> None:
-        """Finish what is being committed and let go of the store."""
+        """Return live jobs with neither a `due_at` nor a PENDING row, or with DISPATCHING steps that have no row."""
 
 
 class Outbox(Protocol):
-    """What waits to be handed over."""
+    """Queue of directives to hand over."""
 
     async def pending(self, query: PendingQuery) -> list[OutboxRow]:
-        """PENDING outbox rows whose `next_attempt_at` has come: the unclaimed ones, or those claimed."""
+        """Return PENDING rows whose `next_attempt_at` has come: unclaimed ones or, if so queried, claimed ones."""
 
     async def put_back(self, rows: Collection[OutboxRow]) -> None:
-        """Hold these no longer: they were not handed over."""
+        """Release the holds of rows that were not handed over."""
 
 
 class JobFilter(Struct, frozen=True, kw_only=True):
@@ -109,6 +97,16 @@ class JobFilter(Struct, frozen=True, kw_only=True):
     blocked_services: frozenset[str] | None = None
     except_services: frozenset[str] = frozenset()
     created_after: Instant | None = None
+    id_prefix: str | None = None
+    """Prefix of the job id. Only together with `tenants`."""
+    doc_id: str | None = None
+    correlation_id: str | None = None
+    target: str | None = None
+    """The target's type and id, separated by a slash."""
+    error_code: str | None = None
+    """Error code of an ended job."""
+    completed_after: Instant | None = None
+    completed_before: Instant | None = None
 
 
 class JobPage(Struct, frozen=True):
@@ -117,64 +115,76 @@ class JobPage(Struct, frozen=True):
 
 
 class StoredEvent(Struct, frozen=True):
-    """A row as it is kept: where it stands, and the event if it can be read. The place is a number, unless somebody
-    else wrote it."""
+    """A stored row: its position, and the event if it can be read.
+
+    The position is an integer unless something other than Lucius wrote the row.
+    """
 
     place: int | float | str | bytes
     event: Event | None
 
 
 class StoredAttempt(Struct, frozen=True):
-    """A row as it is kept, by the name that a seal gives it."""
+    """A stored row at the name that an event's seal uses; `ended` is None if it can't be read."""
 
     place: tuple[str, int]
     ended: EndedAttempt | None
 
 
-MOST_TENANTS = 1_000
-"""How many of a service's tenants are asked for their oldest row: the figures of autoscalers must not cost more, the
-more there are."""
+MAX_TENANTS = 1_000
+"""Tenants of one service whose oldest row is read. Bounds the cost of autoscaler metrics with many tenants."""
 
 
 class Oldest(Struct, frozen=True):
-    """When the oldest of a service's waiting rows was written, as far as was looked: `older_possible` if as many
-    tenants wait as are asked, or more."""
+    """Creation time of a service's oldest waiting row; `older_possible` if MAX_TENANTS or more tenants wait."""
 
     at: Instant
     older_possible: bool = False
 
 
-class Reader(Protocol):
-    """Lists, history and counts, for API, console and metrics. Never changes anything."""
+class JobReader(Protocol):
+    """Jobs, their counters and the backlog, for API, console and metrics. Read-only."""
 
-    async def job(self, job_id: str) -> JobView | None:
-        """The job with every step that has started."""
+    async def job(self, job_id: str) -> JobSnapshot | None:
+        """Return the job with every step that has started; None if there is no such job."""
 
     async def jobs(self, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
-        """Newest first. Raises ValueError for a cursor that this reader did not give out."""
+        """Return jobs, newest first, or last ended first if the time of their end is the only search term.
 
-    async def attempts(self, job_id: str) -> list[EndedAttempt]:
-        """Ended attempts, oldest first."""
-
-    async def quarantined(self, job_id: str) -> list[Quarantined]:
-        """Successes of fenced attempts."""
-
-    async def events(self, job_id: str, after: int, limit: int) -> list[Event]:
-        """Events with a sequence number above `after`, in order."""
-
-    async def stored_events(self, job_id: str, after: StoredEvent | None, limit: int) -> list[StoredEvent]:
-        """The rows behind `after`, whatever is in them, in the order of their places."""
-
-    async def stored_attempts(self, job_id: str, after: StoredAttempt | None, limit: int) -> list[StoredAttempt]:
-        """The rows of ended attempts behind `after`, whatever is in them, in the order of their places."""
+        A page may be shorter than `limit` and still have a cursor. Raises ValueError for a cursor that this reader did
+        not return.
+        """
 
     async def counters(self, *names: str) -> dict[str, int]:
-        """Those of these names that are not 0, as counted by the commits. A name that ends in `/` stands for all that
-        begin with it, and an empty one for all there are: of the tenants there may be very many."""
+        """Return the named counters that are not 0. A name that ends in `/` selects all counters with that prefix.
+
+        An empty name selects all counters; per-tenant counters can be very many.
+        """
 
     async def backlog(self, now: Instant, service: str | None = None) -> dict[str, Oldest]:
-        """The services with rows that wait for nothing but their turn, and when the oldest of each was written. Of one
-        service, if it is named. What it costs has a bound for each service, however much waits."""
+        """Return when the oldest row due for hand-over was written, by service; only `service` if it is given.
+
+        The cost per service is bounded, however large the backlog.
+        """
+
+
+class HistoryReader(Protocol):
+    """Events and attempts of a job, for API and audit. Read-only."""
+
+    async def attempts(self, job_id: str) -> list[EndedAttempt]:
+        """Return ended attempts, oldest first."""
+
+    async def quarantined(self, job_id: str) -> list[Quarantined]:
+        """Return successes of fenced attempts."""
+
+    async def events(self, job_id: str, after: int, limit: int) -> list[Event]:
+        """Return events with a sequence number above `after`, in order."""
+
+    async def stored_events(self, job_id: str, after: StoredEvent | None, limit: int) -> list[StoredEvent]:
+        """Return the event rows after `after`, readable or not, in the order of their positions."""
+
+    async def stored_attempts(self, job_id: str, after: StoredAttempt | None, limit: int) -> list[StoredAttempt]:
+        """Return the rows of ended attempts after `after`, readable or not, in the order of their positions."""
 
 
 class ReviewFilter(Struct, frozen=True, kw_only=True):
@@ -201,15 +211,15 @@ class ReviewGroup(Struct, frozen=True):
 
 
 class ReviewReader(Protocol):
-    """What people must look at. Items change only with the job they are about, in its commits."""
+    """Review items. They change only in commits of the job they belong to."""
 
     async def review(self, review_id: str) -> ReviewItem | None: ...
 
     async def reviews(self, where: ReviewFilter, limit: int, cursor: str | None) -> ReviewPage:
-        """Newest first. Raises ValueError for a cursor that this reader did not give out."""
+        """Return review items, newest first. Raises ValueError for a cursor that this reader did not return."""
 
     async def review_groups(self, where: ReviewFilter, limit: int) -> list[ReviewGroup]:
-        """By signature, the largest group first."""
+        """Return items grouped by signature, the largest group first."""
 
     async def open_reviews(self) -> dict[str, int]:
-        """How many are open, by kind."""
+        """Return the number of open items by kind."""

@@ -1,25 +1,25 @@
-"""The other processes on the same ledger: what their commits mean for this one, and whether any of them is at work."""
+"""Other processes on the same ledger: wake-ups from their commits, and liveness of engines and callback APIs."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct
 
-from lucius.core.model import Instant, Millis
+from lucius.core.model.records import Instant, Millis
 
 ANY_LANE = -1
-NEAR_MS: Millis = 2_500
-"""A deadline so near may come before somebody looks by himself: a little more than the pause between two looks."""
-MOST_STRETCH = 4.0
+NEAR_DEADLINE_MS: Millis = 2_500
+"""Deadlines nearer than this are announced to other processes: slightly more than the pause between two sweeps."""
+MAX_SWEEP_BACKOFF = 4.0
 
 
 class Wake(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became durable elsewhere, so far as somebody here may wait for it.
+    """Wake-up about commits of other processes, for what may be awaited in this one.
 
-    `changed` are jobs that go on, `ended` those that do not. `ready` are services and lanes with rows that nobody has
-    taken, `picked_up` services that can be given more. `due` are deadlines that come before anybody would look by
-    himself. With `protocols`, some of those have changed. `told` are letters that the jobs' workflows will hear of: who
-    works on one may tell it sooner.
+    `changed` are jobs that go on, `ended` jobs that do not. `ready` are services and lanes with unclaimed rows,
+    `picked_up` services that can be given more directives. `due` are deadlines earlier than the next regular sweep.
+    `protocols` is True if protocols have changed. `inbox_ids` are ids of inbox messages that the jobs' workflows will
+    receive: a process that works on one of these jobs may deliver them sooner.
     """
 
     ready: tuple[tuple[str, int], ...] = ()
@@ -28,43 +28,46 @@ class Wake(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: tuple[str, ...] = ()
     due: tuple[Instant, ...] = ()
     protocols: bool = False
-    told: tuple[str, ...] = ()
+    inbox_ids: tuple[str, ...] = ()
 
 
-class Door(Struct, frozen=True):
-    """`since` when there was always somebody who took callbacks. While it is closed, an instant to come."""
+class CallbackAvailability(Struct, frozen=True):
+    """Since when a callback API was always reachable. While none is, `since` lies in the future."""
 
     since: Instant = 0
-    is_closed: bool = False
+    is_unavailable: bool = False
 
 
-class Presence(Protocol):
-    """Whether somebody looked after the deadlines all along. What nobody watched must not be held against services."""
+class EngineLiveness(Protocol):
+    """Whether an engine handled deadlines all the time. Services must not be blamed for what no engine observed."""
 
-    async def ticked(self, now: Instant, gap_ms: Millis) -> Instant:
-        """Note that an engine is at work; since when there was always one, with no gap longer than that."""
+    async def record_tick(self, now: Instant, gap_ms: Millis) -> Instant:
+        """Record that an engine is running; return since when one always was, without a gap longer than `gap_ms`."""
 
-    async def serve(self, serves: Callable[[], bool]) -> None:
-        """Services can speak to this process, for as long as that is true."""
+    async def advertise(self, serves: Callable[[], bool]) -> None:
+        """Advertise that services can call back to this process for as long as `serves()` is true."""
 
-    def door(self, now: Instant) -> Door:
-        """Whether services can speak to anybody, as of the last tick."""
+    def callback_availability(self, now: Instant) -> CallbackAvailability:
+        """Return whether services can reach a callback API, as of the last tick."""
 
-    async def at_work(self, now: Instant, gap_ms: Millis) -> Instant:
-        """Since when there were always both, for one who minds deadlines that no engine looks at: nothing is noted."""
+    async def working_since(self, now: Instant, gap_ms: Millis) -> Instant:
+        """Return since when an engine and a callback API were always available; record nothing.
+
+        For a caller that handles deadlines which no engine looks at.
+        """
 
     async def last_tick(self) -> Instant | None:
-        """When an engine was at work last, for those who run none; None if there never was one."""
+        """Return when an engine ran last, for processes without one; None if none ever did."""
 
-    def stretch(self) -> float:
-        """How many times rarer each of the processes that are there may look than one alone would have to.
+    def poll_backoff(self) -> float:
+        """Return the factor by which each running process may poll more rarely than a single one would have to.
 
-        At most MOST_STRETCH.
+        At most MAX_SWEEP_BACKOFF.
         """
 
 
 class SharedSecrets(Protocol):
-    """What processes sign with that must believe each other."""
+    """Signing secrets that all processes must share."""
 
     async def secret(self, name: str, made: str) -> str:
-        """The secret of that name: the one that was there, or else the one just made."""
+        """Return the stored secret of that name; store and return `made` if there is none."""

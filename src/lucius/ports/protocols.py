@@ -1,4 +1,4 @@
-"""Where protocols come from, and where their versions are kept."""
+"""Protocol sources, and the store of protocol versions."""
 
 import typing
 from collections.abc import Sequence
@@ -6,26 +6,26 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from lucius.core.model import Instant
-from lucius.core.protocol import Protocol
+from lucius.core.model.records import Instant
+from lucius.core.protocol.definition import ProtocolDefinition
 from lucius.ports.errors import ProtocolError
 
 
 class ProtocolSource(typing.Protocol):
-    def resolve(self, request_type: str, version: int | None = None) -> Protocol | None:
-        """The protocol for a request type or one of its aliases: that version, or the newest."""
+    def resolve(self, request_type: str, version: int | None = None) -> ProtocolDefinition | None:
+        """Return the protocol for a request type or one of its aliases: the given version, or the newest."""
 
-    def list(self) -> tuple[Protocol, ...]:
-        """Every version of every protocol in force, by request type, oldest version first."""
+    def list(self) -> tuple[ProtocolDefinition, ...]:
+        """Return every version of every protocol in force, by request type, oldest version first."""
 
     def refresh(self) -> bool:
-        """Look for changes and take them over; True if there were any. Cheap when nothing changed."""
+        """Apply changes of the source; return True if there were any. Cheap when nothing changed."""
 
     def problems(self) -> tuple[ProtocolError, ...]:
-        """What was refused and why; the last good version of it, if there was one, is still in force."""
+        """Return what was refused and why; the last good version, if there was one, is still in force."""
 
-    def place(self, protocol: Protocol) -> tuple[str, int | None]:
-        """The file and line that a listed protocol was read from."""
+    def place(self, protocol: ProtocolDefinition) -> tuple[str, int | None]:
+        """Return the file and line that a listed protocol was read from."""
 
 
 class VersionStatus(StrEnum):
@@ -37,7 +37,7 @@ class VersionStatus(StrEnum):
 
 
 class Mark(Struct, frozen=True, omit_defaults=True):
-    """Who did it, when and why."""
+    """Actor, time and reason of a change."""
 
     by: str
     at: Instant
@@ -45,16 +45,16 @@ class Mark(Struct, frozen=True, omit_defaults=True):
 
 
 class Successor(Struct, frozen=True, omit_defaults=True):
-    """What to use instead; without a version, the newest that is published by then."""
+    """Recommended replacement; without a version, the newest published one."""
 
     request_type: str
     version: int | None = None
 
 
 class ProtocolVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One version of a protocol with its life so far. `file` is the one that published it, if one did."""
+    """One version of a protocol with its history. `file` is the file that published it, if one did."""
 
-    protocol: Protocol
+    protocol: ProtocolDefinition
     digest: str
     status: VersionStatus
     created: Mark
@@ -70,36 +70,42 @@ class ProtocolVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Versions(Struct, frozen=True):
-    """Everything that is kept, as of one revision."""
+    """All stored versions as of one revision."""
 
     revision: int
     versions: tuple[ProtocolVersion, ...]
 
 
 class ProtocolStore(typing.Protocol):
-    """Keeps versions. A change names the revision that it was decided on, so of two that race one is refused."""
+    """Store of protocol versions.
+
+    A change names the revision it is based on, so of two concurrent changes one is refused.
+    """
 
     async def protocol_revision(self) -> int:
-        """Grows with every change, by whichever process. Cheap to ask."""
+        """Return the revision, which grows with every change by any process. Cheap to call."""
 
     async def protocol_versions(self) -> Versions:
-        """All of them, by request type, oldest version first."""
+        """Return all versions, by request type, oldest version first."""
 
     async def put_protocols(self, versions: Sequence[ProtocolVersion], expected: int) -> int:
-        """Keep these, all or none of them; answers the new revision.
+        """Store versions, all or none; return the new revision.
 
         Raises VersionConflict if the revision is no longer `expected`, VersionPublished, or LedgerFull.
         """
 
     async def delete_protocol(self, request_type: str, version: int, expected: int) -> int:
-        """Forget a draft; answers the new revision. Raises as `put_protocols`."""
+        """Delete a draft; return the new revision. Raises as `put_protocols`."""
 
 
 _AGES = tuple(VersionStatus)
 
 
 def forbidden(before: ProtocolVersion | None, after: ProtocolVersion | None) -> str | None:
-    """Why a version may not become that. Every store asks, so that no mistake of a caller changes what is published."""
+    """Return why a version may not be replaced by `after`, or None if it may.
+
+    Every store calls this, so that no caller's mistake changes a published version.
+    """
     if before is None or before.status is VersionStatus.DRAFT:
         return None
     request_type, version = before.key

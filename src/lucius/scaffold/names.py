@@ -1,4 +1,4 @@
-"""From a service's name to everything else that is named after it."""
+"""Names derived from a service's name: package, step type and title."""
 
 import keyword
 import re
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from lucius.scaffold import taken
 
-SERVICE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")  # as protocols have them
+SERVICE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")  # as in protocols
 STEP_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # protocols allow 128, lines of code do not
 
 
 class BadName(ValueError):
-    """A name that can't be used, and why."""
+    """A name that can't be used; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Names:
 
 
 def names_for(name: str, step_type: str | None, lucius_version: str) -> Names:
-    """Raises BadName."""
+    """Derive all names from a service's name; the step type defaults to the name in capitals. Raises BadName."""
     package = _package(_service(name))
     chosen = name.replace("-", "_").upper() if step_type is None else step_type
     if not STEP_TYPE.fullmatch(chosen):
@@ -47,7 +47,7 @@ def _service(name: str) -> str:
 
 def _package(name: str) -> str:
     package = name.replace("-", "_")
-    project = re.sub("_+", "_", package)  # pip makes no difference between one and several
+    project = re.sub("_+", "_", package)  # pip treats one and several as the same
     suggested = f"{name[:50]}-service"
     if keyword.iskeyword(package):
         reason = f"{package!r} is a word of the language"

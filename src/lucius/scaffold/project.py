@@ -7,7 +7,7 @@ from pathlib import Path
 from lucius.scaffold.names import Names
 
 MARK = "@@"
-# Template to path; both may name what is in Names. Flat and without leading dots, so that no packager leaves one out.
+# Template to path; both may contain names. Templates are flat and without leading dots, so that no packager omits one.
 FILES = {
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
@@ -27,13 +27,13 @@ FILES = {
 
 
 class Occupied(Exception):
-    """There is something where the project would go."""
+    """The target folder is not empty, or not a folder."""
 
 
 def write_project(names: Names, folder: Path, *, force: bool = False) -> list[Path]:
-    """The paths written, within the folder. With `force`, files of the project that exist are replaced; others stay.
+    """Write the project's files and return their paths relative to the folder.
 
-    Raises Occupied, and OSError.
+    With `force`, existing files of the project are replaced; others stay. Raises Occupied and OSError.
     """
     if folder.exists() and not folder.is_dir():
         raise Occupied(f"{folder} is not a folder")

@@ -1,14 +1,13 @@
-"""What the author of a platform service uses: write the step's function, and the runtime does the rest of the contract.
+"""SDK for platform services: the author writes a step's function, the runtime does the rest of the contract.
 
-Pull, dedupe, ACK, heartbeat, RESULT, spool and graceful stop live here. Imports the message contract and the bus, never
-the ledger, the core, the service layer or the API: a service lives in a repository of its own.
+Pull, deduplication, ACK, heartbeat, RESULT, spool and graceful stop live here. Imports the message contract and the
+bus, never the ledger, the core, the service layer or the API: a service has a repository of its own.
 """
 
 from lucius.worker.context import StepContext, StepResult
 from lucius.worker.failure import (
     CompensationRequired,
     DependencyFailed,
-    FailureClass,
     NonRetryable,
     RateLimited,
     StepFailure,
@@ -17,6 +16,7 @@ from lucius.worker.failure import (
     Transient,
     failure_from_status,
 )
+from lucius.worker.failure_classes import FailureClass
 from lucius.worker.service import Service
 from lucius.worker.workspace import Artifact, Files, Workspace
 

@@ -1,20 +1,19 @@
-"""Sends ACKs, heartbeats and RESULTs, and goes on sending until someone has heard or it no longer matters.
+"""Sends ACKs, heartbeats and RESULTs, and retries until they are answered or expire.
 
-Callbacks queued in the same tick leave as one request, in order: an attempt that is done before its ACK has left
-sends both together, and the orchestrator applies both in one commit. One request is under way at a time, so what
-comes up meanwhile makes the next batch, and no RESULT overtakes its own ACK. What goes to other addresses goes singly,
-and in order if all of an attempt does.
+Callbacks queued in the same tick are sent as one request, in order: an attempt that is done before its ACK was sent
+sends both together, and the orchestrator applies both in one commit. One request is in flight at a time, so callbacks
+queued meanwhile form the next batch, and no RESULT overtakes its own ACK. Callbacks to other addresses are sent
+singly, and in order if all of an attempt's go there.
 
-Each callback ends as exactly one Delivery, told to whoever sent it:
-    Delivered   the orchestrator answered 2xx, whatever it made of it
-    Refused     it will never be taken (4xx): the attempt was fenced, or the message is wrong
-    GaveUp      nobody answered in time
+Each callback ends with exactly one Delivery, passed to the sender's `on_delivery`:
+    Delivered   the orchestrator answered 2xx, with any disposition
+    Refused     it will never be accepted (4xx): the attempt was fenced, or the message is wrong
+    GaveUp      no answer in time
 """
 
 import asyncio
-import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from math import inf
 from typing import Literal, NoReturn
@@ -23,28 +22,30 @@ import msgspec
 import structlog
 
 from lucius.contract import AckCallback, Directive, HeartbeatCallback
-from lucius.worker.context import names_of
-from lucius.worker.timing import Timing, first_of
+from lucius.contract.trace_context import trace_headers as job_headers
+from lucius.worker.context import log_fields
+from lucius.worker.progress import Progress
+from lucius.worker.timing import Timing, wait_first
 from lucius.worker.transport import Reply, Transport, Unreachable
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-BATCH_LIMIT = 200
-BATCH_BYTES = 512 * 1024
-LATE_WINDOW = 24 * 3600.0
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+MAX_BATCH_CALLBACKS = 200
+MAX_BATCH_BYTES = 512 * 1024
+LATE_RESULT_SECONDS = 24 * 3600.0
 TOO_LARGE = 413
+HEADERS_TOO_LARGE = 431
 BAD_GATEWAY = 502
-SHORTEST_PATIENCE = 0.25
-AWAY = frozenset({429, 502, 503, 504})  # the orchestrator as a whole, not this message
+MIN_PAUSE_SECONDS = 0.25
+UNAVAILABLE_STATUSES = frozenset({429, 502, 503, 504})  # the orchestrator as a whole, not this message
 
-Kind = Literal["ack", "heartbeat", "result"]
+CallbackKind = Literal["ack", "heartbeat", "result"]
 
 
 class Delivered(msgspec.Struct, frozen=True):
     disposition: str
     cancel_requested: bool = False
-    wanted: bool = True
+    is_current: bool = True
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -59,8 +60,8 @@ class GaveUp(msgspec.Struct, frozen=True):
 Delivery = Delivered | Refused | GaveUp
 
 
-class Answer(msgspec.Struct):
-    """An answer or a problem, as far as we look at either."""
+class CallbackReply(msgspec.Struct):
+    """The members read from a callback's answer or problem document."""
 
     status: int = 0
     disposition: str = ""
@@ -71,7 +72,7 @@ class Answer(msgspec.Struct):
 
 
 class _BatchAnswer(msgspec.Struct):
-    results: list[Answer]
+    results: list[CallbackReply]
 
 
 class Callback:
@@ -79,7 +80,7 @@ class Callback:
 
     def __init__(
         self,
-        kind: Kind,
+        kind: CallbackKind,
         directive: Directive,
         body: bytes,
         *,
@@ -95,17 +96,16 @@ class Callback:
         self.on_delivery = on_delivery
         self.failures = 0
 
-    def patience(self, now: float) -> float:
-        """How long it may wait while the orchestrator is away: a few tries must fit into what a lease leaves. Once that
-        is over there is no hurry."""
-        return max(SHORTEST_PATIENCE, self.directive.lease_seconds / 6) if now < self.lease_until else inf
+    def max_pause(self, now: float) -> float:
+        """Return the longest pause between tries, in seconds: a few must fit into the lease; unlimited after it."""
+        return max(MIN_PAUSE_SECONDS, self.directive.lease_seconds / 6) if now < self.lease_until else inf
 
     @property
     def url(self) -> str:
         return str(getattr(self.directive.callback_urls, self.kind))
 
-    def goes_to(self, base_url: str) -> bool:
-        """Whether it is for that orchestrator's own callback route, which is what its batch stands for."""
+    def is_addressed_to(self, base_url: str) -> bool:
+        """Return whether its URL is the callback route of that orchestrator, so that it may be sent in a batch."""
         return self.url == f"{base_url}/v1/callbacks/{self.kind}"
 
     def as_batch_item(self) -> bytes:
@@ -114,15 +114,19 @@ class Callback:
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_answer = msgspec.json.Decoder(Answer).decode
+_decode_answer = msgspec.json.Decoder(CallbackReply).decode
 _decode_batch = msgspec.json.Decoder(_BatchAnswer).decode
 
 
 class CallbackSender:
-    """One per process, shared by its services. `run` does the sending and is the owner's to start and cancel."""
+    """Callback queue of a process, shared by its services. `run` sends; the owner starts and cancels it."""
 
     def __init__(
-        self, base_url: str, transport: Transport, timing: Timing | None = None, late_window: float = LATE_WINDOW
+        self,
+        base_url: str,
+        transport: Transport,
+        timing: Timing | None = None,
+        late_window: float = LATE_RESULT_SECONDS,
     ) -> None:
         self._base_url = base_url.rstrip("/")
         self._transport = transport
@@ -131,15 +135,15 @@ class CallbackSender:
         self._queue: deque[Callback] = deque()
         self._queued = asyncio.Event()
         self._settled = asyncio.Event()
-        self._back = asyncio.Event()
-        self._away_until = 0.0
+        self._resumed = asyncio.Event()
+        self._paused_until = 0.0
         self._chains: dict[str, deque[Callback]] = {}
         self._chain_tasks: asyncio.TaskGroup | None = None
         self._failures = 0
         self.undelivered = 0
 
     def ack(self, directive: Directive, on_delivery: Callable[[Delivery], None], within: float | None = None) -> None:
-        """Worth sending until its deadline, if nobody waits longer for the answer."""
+        """Queue an ACK. It expires after `within` seconds, by default at the ACK deadline."""
         body = _encode(
             AckCallback(
                 jobId=directive.jobId,
@@ -153,20 +157,25 @@ class CallbackSender:
             within = max(0.0, _instant(directive.ack_deadline) - self._timing.wall())
         self._send("ack", directive, body, within, on_delivery)
 
-    def heartbeat(self, directive: Directive, progress: float | None, on_delivery: Callable[[Delivery], None]) -> None:
+    def heartbeat(
+        self, directive: Directive, progress: Progress | None, on_delivery: Callable[[Delivery], None]
+    ) -> None:
         body = heartbeat_body(directive, progress)
         self._send("heartbeat", directive, body, directive.lease_seconds, on_delivery)
 
     def result(self, directive: Directive, body: bytes, on_delivery: Callable[[Delivery], None]) -> None:
-        """`body` is an encoded ResultCallback. Worth sending for long after the lease: it is still recorded."""
+        """Queue a RESULT; `body` is an encoded ResultCallback.
+
+        It expires `late_window` seconds (24 hours by default) after the lease: a late one is still recorded.
+        """
         self._send("result", directive, body, directive.lease_seconds + self._late_window, on_delivery)
 
     @property
-    def cut_off(self) -> bool:
-        """Something is to be said, and the last time nobody listened."""
+    def is_unreachable(self) -> bool:
+        """True if callbacks are undelivered and the last batch failed."""
         return self._failures > 0 and self.undelivered > 0
 
-    async def undelivered_below(self, limit: int) -> None:
+    async def wait_until_below(self, limit: int) -> None:
         while self.undelivered >= limit:
             self._settled.clear()
             await self._settled.wait()
@@ -175,51 +184,56 @@ class CallbackSender:
         async with asyncio.TaskGroup() as self._chain_tasks:
             while True:
                 await self._queued.wait()
-                await asyncio.sleep(0)  # whatever else this tick brings shares the request
+                await asyncio.sleep(0)  # callbacks queued in the same tick share the request
                 pause = await self._post_batch(batch) if (batch := self._take()) else 0.0
                 if pause:
-                    self._back.clear()
-                    self._away_until = self._timing.now() + pause
-                    await first_of(self._timing.sleep(pause), self._back.wait())
-                    self._away_until = 0.0
+                    self._resumed.clear()
+                    self._paused_until = self._timing.now() + pause
+                    await wait_first(self._timing.sleep(pause), self._resumed.wait())
+                    self._paused_until = 0.0
 
-    def orchestrator_is_back(self) -> None:
-        """It answered somebody else: ACKs of what was pulled just now must not sit out a pause from before."""
-        self._back.set()
+    def end_pause(self) -> None:
+        """End the current pause, as the bus has just answered: ACKs of a new pull must not wait for it."""
+        self._resumed.set()
 
     def _send(
-        self, kind: Kind, directive: Directive, body: bytes, within: float, on_delivery: Callable[[Delivery], None]
+        self,
+        kind: CallbackKind,
+        directive: Directive,
+        body: bytes,
+        within: float,
+        on_delivery: Callable[[Delivery], None],
     ) -> None:
         now = self._timing.now()
         self.undelivered += 1
         self._enqueue(Callback(kind, directive, body, now=now, expires=now + within, on_delivery=on_delivery))
 
     def _enqueue(self, callback: Callback) -> None:
-        if self._chain_tasks is not None and self._goes_singly(callback):
+        if self._chain_tasks is not None and self._must_go_singly(callback):
             self._post_singly(callback)
             return
         self._queue.append(callback)
         self._queued.set()
         now = self._timing.now()
-        if self._away_until - now > 2 * callback.patience(now):
-            self._back.set()
+        if self._paused_until - now > 2 * callback.max_pause(now):
+            self._resumed.set()
 
-    def _goes_singly(self, callback: Callback) -> bool:
-        """What is to be called back elsewhere, and what must not overtake it. A heartbeat has no order to keep."""
+    def _must_go_singly(self, callback: Callback) -> bool:
+        """Return whether it has another address, or must follow such a one of its attempt; heartbeats need no order."""
         behind = callback.directive.lease_id in self._chains and callback.kind != "heartbeat"
-        return behind or not callback.goes_to(self._base_url)
+        return behind or not callback.is_addressed_to(self._base_url)
 
     def _take(self) -> list[Callback]:
-        """The next batch for our orchestrator."""
+        """Remove and return the next batch for the orchestrator; start sending the others on the way singly."""
         ours: list[Callback] = []
         size = 0
-        while self._queue and len(ours) < BATCH_LIMIT:
+        while self._queue and len(ours) < MAX_BATCH_CALLBACKS:
             callback = self._queue[0]
-            if self._goes_singly(callback):
+            if self._must_go_singly(callback):
                 self._post_singly(self._queue.popleft())
                 continue
             size += len(callback.body)
-            if size > BATCH_BYTES and ours:
+            if size > MAX_BATCH_BYTES and ours:
                 break
             ours.append(self._queue.popleft())
         if not self._queue:
@@ -227,18 +241,19 @@ class CallbackSender:
         return ours
 
     async def _post_batch(self, batch: list[Callback]) -> float:
-        """Send a batch; returns how long to leave the orchestrator alone."""
+        """Send a batch; return the seconds to pause before the next."""
         body = b'{"callbacks":[%s]}' % b",".join([callback.as_batch_item() for callback in batch])
         try:
-            reply = await self._transport.post(batch_url(self._base_url), body)
+            url = batch_url(self._base_url)
+            reply = await self._deliver(url, body, batch_token(batch), batch_headers(batch))
         except Unreachable as error:
             return self._put_back(batch, str(error), 0.0)
-        if reply.status in AWAY:
+        if reply.status in UNAVAILABLE_STATUSES:
             return self._put_back(batch, f"HTTP {reply.status}", reply.retry_after)
         self._failures = 0
         answers = _batch_answers(reply, len(batch))
         if answers is None:
-            # Refused as a whole, perhaps for one bad item: singly, the others do not suffer for it.
+            # One bad item may have caused the refusal of all: sent singly, the others get through.
             log.warning("callback batch refused, sending singly", status=reply.status, callbacks=len(batch))
             for callback in batch:
                 self._post_singly(callback)
@@ -248,7 +263,7 @@ class CallbackSender:
         return 0.0
 
     def _put_back(self, batch: list[Callback], reason: str, at_least: float) -> float:
-        """The orchestrator is away: keep everything, in order, and wait as a whole rather than one by one."""
+        """Requeue a failed batch in order, give up what expires before the next try, return the pause in seconds."""
         self._failures += 1
         waiting = [*batch, *self._queue]
         pause = _pause(waiting, self._timing.now(), at_least, self._timing.backoff(self._failures))
@@ -257,15 +272,17 @@ class CallbackSender:
         self._queue.extendleft(reversed(kept))
         if self._queue:
             self._queued.set()
-        log.warning("orchestrator away", reason=reason, waiting=len(self._queue), retry_in=round(pause, 2))
+        log.warning("orchestrator unreachable", reason=reason, waiting=len(self._queue), retry_in=round(pause, 2))
         for callback in batch:
             if callback.expires < again:
                 self._resolve(callback, GaveUp(reason))
         return pause
 
     def _post_singly(self, callback: Callback) -> None:
-        """To its own address: those of one attempt in order, different attempts side by side, and none waits for an
-        address that does not answer."""
+        """Send it to its own address: one attempt's callbacks in order, different attempts concurrently.
+
+        No attempt waits for an address of another that does not answer.
+        """
         assert self._chain_tasks is not None, "only while it runs"
         lease_id = callback.directive.lease_id
         if lease_id in self._chains:
@@ -285,10 +302,10 @@ class CallbackSender:
             del self._chains[lease_id]
 
     async def _post(self, callback: Callback) -> float | None:
-        """Send it by itself; returns after which pause to send it again, if at all."""
+        """Send one callback; return the pause in seconds before the next try, None if it is settled."""
         directive = callback.directive
         try:
-            reply = await self._transport.post(
+            reply = await self._deliver(
                 callback.url,
                 callback.body,
                 directive.callback_token,
@@ -298,26 +315,36 @@ class CallbackSender:
         except Unreachable as error:
             return self._pause_before_retry(callback, str(error), 0.0)
         answer = _answer(reply)
-        if _is_passing(answer.status):
+        if _is_temporary(answer.status):
             return self._pause_before_retry(callback, f"HTTP {answer.status}", answer.retry_after_seconds or 0.0)
         self._settle(callback, answer)
         return None
 
-    def _settle(self, callback: Callback, answer: Answer) -> None:
+    async def _deliver(
+        self, url: str, body: bytes, token: str, headers: Mapping[str, str], *, aside: bool = False
+    ) -> Reply:
+        """POST with trace headers, and again without them if the server or a proxy finds the headers too large."""
+        reply = await self._transport.post(url, body, token, headers, aside=aside)
+        if reply.status == HEADERS_TOO_LARGE and headers:
+            log.warning("callback refused for the size of its headers, sending it without the trace", url=url)
+            reply = await self._transport.post(url, body, token, aside=aside)
+        return reply
+
+    def _settle(self, callback: Callback, answer: CallbackReply) -> None:
         status = answer.status
         if 200 <= status < 300:
-            # Without an instant, the step or the job has ended, though an ACK may be a DUPLICATE. With one, a success
+            # A LATE or DUPLICATE answer without a lease end means that the step or job has ended. With one, a success
             # until then still counts.
             wanted = answer.disposition not in ("LATE", "DUPLICATE") or answer.lease_expires_at is not None
             self._resolve(callback, Delivered(answer.disposition, answer.cancel_requested, wanted))
-        elif _is_passing(status):
+        elif _is_temporary(status):
             pause = self._pause_before_retry(callback, f"HTTP {status}", answer.retry_after_seconds or 0.0)
             if pause is not None:
                 self._timing.call_later(pause, lambda: self._enqueue(callback))
         else:
             directive = callback.directive
-            said = {"callback": callback.kind, "status": status, "code": answer.code}
-            log.warning("callback refused", **said, **names_of(directive))
+            about = {"callback": callback.kind, "status": status, "code": answer.code}
+            log.warning("callback refused", **about, **log_fields(directive))
             self._resolve(callback, Refused(status, answer.code))
 
     def _pause_before_retry(self, callback: Callback, reason: str, at_least: float) -> float | None:
@@ -333,18 +360,18 @@ class CallbackSender:
         self._settled.set()
         try:
             callback.on_delivery(delivery)
-        except Exception:  # whatever became of this one, the others are still to be told
-            log.exception("delivery not taken note of", callback=callback.kind, **names_of(callback.directive))
+        except Exception:  # one failing handler must not stop the sender
+            log.exception("delivery handler failed", callback=callback.kind, **log_fields(callback.directive))
 
 
 def _pause(callbacks: Sequence[Callback], now: float, at_least: float, backoff: float) -> float:
-    """Backoff, and no less than was asked for; but no lease runs out because we wait politely."""
-    patience = min(callback.patience(now) for callback in callbacks)
+    """Return the backoff, raised to the pause the server asked for, both capped so that no lease runs out."""
+    patience = min(callback.max_pause(now) for callback in callbacks)
     return max(min(at_least, 2 * patience), min(backoff, patience))
 
 
-def _is_passing(status: int) -> bool:
-    """Worth saying again: whoever answered has not judged what we said."""
+def _is_temporary(status: int) -> bool:
+    """Return whether the status is temporary: the message itself was not judged."""
     return status in (408, 425, 429) or status >= 500 or status < 200 or 300 <= status < 400
 
 
@@ -352,7 +379,12 @@ def batch_url(base_url: str) -> str:
     return f"{base_url}/v1/callbacks:batch"
 
 
-def heartbeat_body(directive: Directive, progress: float | None) -> bytes:
+def batch_token(batch: Sequence[Callback]) -> str:
+    """Return the token that authorizes a batch: the newest, as it expires last. Each item also carries its own."""
+    return batch[-1].directive.callback_token
+
+
+def heartbeat_body(directive: Directive, progress: Progress | None) -> bytes:
     return _encode(
         HeartbeatCallback(
             jobId=directive.jobId,
@@ -366,16 +398,21 @@ def heartbeat_body(directive: Directive, progress: float | None) -> bytes:
 
 
 def trace_headers(directive: Directive) -> dict[str, str]:
-    """The job's trace context, if it is one: clients say what they like. A batch is of many jobs, and has none."""
-    trace = directive.traceparent
-    return {"traceparent": trace} if trace and _TRACEPARENT.fullmatch(trace) else {}
+    """Return headers with the job's trace context and correlation id, without values that are invalid there."""
+    return dict(job_headers(directive.traceparent, directive.tracestate, directive.correlation_id))
+
+
+def batch_headers(batch: Sequence[Callback]) -> dict[str, str]:
+    """Return the trace headers of a batch that belongs to one job; none for several jobs."""
+    first = batch[0].directive
+    return trace_headers(first) if all(one.directive.jobId == first.jobId for one in batch) else {}
 
 
 def _instant(timestamp: str) -> float:
     return datetime.fromisoformat(timestamp).timestamp()
 
 
-def _batch_answers(reply: Reply, expected: int) -> list[Answer] | None:
+def _batch_answers(reply: Reply, expected: int) -> list[CallbackReply] | None:
     if not 200 <= reply.status < 300:
         return None
     try:
@@ -385,14 +422,14 @@ def _batch_answers(reply: Reply, expected: int) -> list[Answer] | None:
     return answers if len(answers) == expected else None
 
 
-def _answer(reply: Reply) -> Answer:
+def _answer(reply: Reply) -> CallbackReply:
     try:
         answer = _decode_answer(reply.body)
     except msgspec.DecodeError:
-        answer = Answer()
-    # What does not speak as an orchestrator comes from something in between, a gateway without a route say: nobody has
-    # taken the callback, and nobody who may has refused it.
+        answer = CallbackReply()
+    # An answer in another format comes from an intermediary, such as a gateway without a route: the orchestrator has
+    # neither accepted nor refused the callback.
     ours = answer.disposition or answer.code or reply.status == TOO_LARGE
-    answer.status = reply.status if ours or reply.status in AWAY else BAD_GATEWAY
+    answer.status = reply.status if ours or reply.status in UNAVAILABLE_STATUSES else BAD_GATEWAY
     answer.retry_after_seconds = max(answer.retry_after_seconds or 0.0, reply.retry_after)
     return answer

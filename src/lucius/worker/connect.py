@@ -1,5 +1,6 @@
-"""Opens the buses and stores that URLs name: the one module of the SDK that names adapters, imported when chosen."""
+"""Opens the bus and the idempotency store that URLs name: the only SDK module that names adapters, imported lazily."""
 
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from lucius.ports.bus import Consumer
@@ -10,15 +11,16 @@ from lucius.worker.resolver import Resolver
 from lucius.worker.settings import BadSetting, WorkerSettings
 
 
-def open_consumer(settings: WorkerSettings, service: str) -> Consumer:
+def open_consumer(settings: WorkerSettings, service: str, headers: Mapping[str, str] | None = None) -> Consumer:
+    """Open the bus that the settings name; `headers` name the process to the orchestrator. Raises BadSetting."""
     scheme = urlsplit(settings.bus_url).scheme
     if scheme == "local":
-        from lucius.adapters.bus_local import LocalConsumer  # noqa: PLC0415
+        from lucius.adapters.bus.local import LocalConsumer  # noqa: PLC0415
 
-        return LocalConsumer(settings.orchestrator_url, service, settings.api_key, settings.lanes, Resolver())
+        return LocalConsumer(settings.orchestrator_url, service, settings.api_key, settings.lanes, Resolver(), headers)
     if scheme in ("redis", "rediss", "unix"):
         try:
-            from lucius.adapters.bus_redis.consumer import RedisConsumer  # noqa: PLC0415 - its client is an extra
+            from lucius.adapters.bus.redis.consumer import RedisConsumer  # noqa: PLC0415 - its client is an extra
         except ImportError as error:
             raise BadSetting(f"LUCIUS_BUS_URL: {scheme}: URLs need the extra: pip install 'lucius[redis]'") from error
         try:
@@ -31,7 +33,10 @@ def open_consumer(settings: WorkerSettings, service: str) -> Consumer:
 
 
 def open_store(url: str, journal: Journal) -> IdempotencyStore:
-    """The store a URL names; none, or `sqlite:`, is the one in the journal's own file."""
+    """Open the store that a URL names; an empty URL or `sqlite:` is the one in the journal's file.
+
+    Raises BadSetting if the URL is invalid, unsupported or needs an extra that is not installed.
+    """
     scheme = urlsplit(url).scheme
     if url in ("", "sqlite:"):
         return SqliteIdempotency(journal)

@@ -1,4 +1,4 @@
-"""What a step is given beside its parameters: the directive, its files, and a line to the runtime."""
+"""`StepContext`, what a step gets beside its parameters: the directive, its files and a channel to the runtime."""
 
 import asyncio
 import threading
@@ -12,36 +12,40 @@ from msgspec.json import Encoder
 
 from lucius.contract import Directive, StepInput
 from lucius.worker.failure import NonRetryable, Stopped, StopReason
+from lucius.worker.progress import Progress, progress_from
 from lucius.worker.threads import Threads
 from lucius.worker.workspace import Entry, Files, Places, Workspace
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-RESULT_BYTES = 256 * 1024
+MAX_RESULT_BYTES = 256 * 1024
 
 
 class StepResult(Struct, frozen=True):
-    """What a successful attempt leaves: a small JSON result, and refs to the artifacts it wrote."""
+    """Result of a successful attempt: a small JSON value (up to 256 KiB) and refs to the artifacts it wrote."""
 
     result: Any = None
     artifact_refs: list[str] = field(default_factory=list)
 
 
-def as_json(value: Any) -> bytes:
-    """Encoded for a RESULT. Raises NonRetryable: the same step would return the same again."""
+def encode_json(value: Any) -> bytes:
+    """Encode a value for a RESULT.
+
+    Raises NonRetryable INVALID_OUTPUT if it is not JSON or too large: the step would return the same again.
+    """
     try:
         body = _encode(value)
         if b"null" in body:
             _refuse_nan(to_builtins(value, enc_hook=_as_text, str_keys=True))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise NonRetryable("INVALID_OUTPUT", f"the result is not JSON: {error}") from error
-    if len(body) > RESULT_BYTES:
+    if len(body) > MAX_RESULT_BYTES:
         raise NonRetryable("INVALID_OUTPUT", f"the result has {len(body)} bytes; results are small, write an artifact")
     return body
 
 
 def _refuse_nan(value: Any) -> None:
-    """JSON has no such number: it would arrive as null. Raises ValueError."""
+    """Raise ValueError if the value contains NaN or infinity, which JSON lacks: they would arrive as null."""
     waiting = [value]
     while waiting:
         match waiting.pop():
@@ -56,7 +60,7 @@ def _refuse_nan(value: Any) -> None:
 
 
 def _as_text(value: Any) -> str:
-    """An Artifact is a text, too, wherever in a result it is; what a step's process says was looked at there."""
+    """Encode an Artifact, at any depth, as a string; skip Raw, which a step's process has checked. Raises TypeError."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, Raw):
@@ -67,10 +71,10 @@ def _as_text(value: Any) -> str:
 _encode = Encoder(enc_hook=_as_text).encode
 
 
-class Line(Protocol):
-    """Between a step and the runtime, whichever thread or process the step runs in."""
+class AttemptChannel(Protocol):
+    """Connects a step with the runtime, in whichever thread or process the step runs."""
 
-    def progress(self, done: float) -> None: ...
+    def progress(self, done: Progress) -> None: ...
 
     @property
     def stopping(self) -> StopReason | None: ...
@@ -78,24 +82,24 @@ class Line(Protocol):
     def on_stop(self, act: Callable[[], object]) -> None: ...
 
 
-class LocalLine:
-    """The line to a step in this process."""
+class LocalChannel:
+    """Channel to a step in this process."""
 
     def __init__(self) -> None:
-        self._progress: Callable[[], float | None] = lambda: None
+        self._progress: Callable[[], Progress | None] = lambda: None
         self._stopping: StopReason | None = None
         self._acts: list[Callable[[], object]] = []
         self._lock = threading.Lock()
 
-    def progress(self, done: float) -> None:
+    def progress(self, done: Progress) -> None:
         self._progress = lambda: done
 
-    def watch(self, progress: Callable[[], float | None]) -> None:
-        """Ask there how far the step is, since it runs elsewhere."""
+    def read_progress_from(self, progress: Callable[[], Progress | None]) -> None:
+        """Read the progress from a callable from now on, for a step that runs in another process."""
         self._progress = progress
 
     @property
-    def last_progress(self) -> float | None:
+    def last_progress(self) -> Progress | None:
         return self._progress()
 
     @property
@@ -110,7 +114,7 @@ class LocalLine:
         act()
 
     def stop(self, reason: StopReason) -> None:
-        """The first reason stays, but that a lost lease outweighs a cancelled job."""
+        """Set the stop reason and run the `on_stop` callbacks. The first reason stays, but LEASE_LOST replaces it."""
         with self._lock:
             if self._stopping is None or reason is StopReason.LEASE_LOST:
                 self._stopping = reason
@@ -118,16 +122,18 @@ class LocalLine:
         for act in acts:
             try:
                 act()
-            except Exception:  # whatever it is, it is the step's own: neither the others nor we suffer for it
-                log.exception("what a step wanted done on stopping failed")
+            except Exception:  # the author's code may raise anything; the other callbacks must still run
+                log.exception("on_stop callback of a step failed")
 
 
 class StepContext:
-    """One attempt at one step. All of it may be used from any thread, but for what has to be awaited."""
+    """One attempt at one step. Thread-safe, except for what has to be awaited."""
 
-    def __init__(self, directive: Directive, places: Places, line: Line, threads: Threads | None = None) -> None:
+    def __init__(
+        self, directive: Directive, places: Places, channel: AttemptChannel, threads: Threads | None = None
+    ) -> None:
         self.directive = directive
-        self._line = line
+        self._channel = channel
         self._places = places
         self._threads = threads
         self._files: Files | None = None
@@ -139,7 +145,7 @@ class StepContext:
 
     @property
     def inputs(self) -> dict[str, StepInput]:
-        """What earlier steps of the job left behind, by step id."""
+        """Results and artifact refs of earlier steps of the job, by step id."""
         return self.directive.inputs
 
     @property
@@ -160,7 +166,7 @@ class StepContext:
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt at this step: hand it to systems that you call."""
+        """Key that is the same for every attempt at this step: pass it to systems that you call."""
         return self.directive.idempotency_key
 
     @property
@@ -169,76 +175,84 @@ class StepContext:
 
     @property
     def traceparent(self) -> str | None:
-        """W3C trace context of the job: hand it on with the calls you make."""
+        """W3C trace context of the job: pass it on in the calls you make."""
         return self.directive.traceparent
 
     @property
     def last_step(self) -> bool:
-        """Whether this step's output is what the client wants at `output_ref`."""
+        """True if this step's output is what the client expects at `output_ref`."""
         return self.directive.last_step
 
     @property
     def item(self) -> Any:
-        """Inside a map: the item this step is for."""
+        """Item that this step is for, inside a map."""
         return self.directive.item
 
     @property
     def log(self) -> structlog.stdlib.BoundLogger:
-        """Lines that carry the job, the step, the attempt and the trace."""
-        logger: structlog.stdlib.BoundLogger = structlog.get_logger(**names_of(self.directive))
+        """Logger that adds the service, job, step, attempt, correlation id and trace to each line."""
+        logger: structlog.stdlib.BoundLogger = structlog.get_logger(**log_fields(self.directive))
         return logger
 
     @property
     def files(self) -> Files:
-        """Reads and writes, blocking: for plain functions."""
+        """Blocking reads and writes, for plain functions."""
         if self._files is None:
             self._files = Files(self.directive, self._places)
         return self._files
 
     @property
     def written(self) -> dict[str, Entry]:
-        """The artifacts so far, by name."""
+        """Artifacts written so far, by name."""
         return self._files.written if self._files is not None else {}
 
     @property
+    def outputs(self) -> list[str]:
+        """Refs of what was written to `output_ref` so far."""
+        return self._files.outputs if self._files is not None else []
+
+    @property
     def workspace(self) -> Workspace:
-        """Reads and writes, to be awaited: for async functions."""
+        """Awaitable reads and writes, for async functions."""
         if self._workspace is None:
             self._workspace = Workspace(self.files, self._threads)
         return self._workspace
 
-    def progress(self, done: float) -> None:
-        """How far the work is, 0 to 1. It leaves with the next heartbeat."""
-        self._line.progress(min(1.0, max(0.0, float(done))))
+    def progress(self, done: float, total: float | None = None, unit: str = "") -> None:
+        """Report progress: a fraction from 0 to 1, or counts, as in `ctx.progress(7, 20, "page")`.
+
+        A change is sent with a heartbeat within about 2 seconds. It may be called as often as needed.
+        """
+        self._channel.progress(progress_from(done, total, unit))
 
     @property
     def stopping(self) -> StopReason | None:
-        """Why this attempt should end soon, if it should."""
-        return self._line.stopping
+        """Reason why this attempt should end soon; None if it should go on."""
+        return self._channel.stopping
 
     def raise_if_stopping(self) -> None:
-        """For long loops: end the attempt here if nobody waits for it any more."""
-        reason = self._line.stopping
+        """Raise Stopped if the attempt should end. For long loops."""
+        reason = self._channel.stopping
         if reason is not None:
             raise Stopped(reason)
 
     def on_stop(self, act: Callable[[], object]) -> None:
-        """Call `act` once the attempt should end, at once if it should already: to end a subprocess, say."""
-        self._line.on_stop(act)
+        """Call `act` when the attempt should end, immediately if it already should. For example to end a subprocess."""
+        self._channel.on_stop(act)
 
     async def wait_stop(self) -> StopReason:
-        """Until the attempt should end."""
+        """Wait until the attempt should end; return the reason."""
         loop = asyncio.get_running_loop()
         stopped = asyncio.Event()
-        self._line.on_stop(lambda: loop.call_soon_threadsafe(stopped.set))
+        self._channel.on_stop(lambda: loop.call_soon_threadsafe(stopped.set))
         await stopped.wait()
-        reason = self._line.stopping
+        reason = self._channel.stopping
         assert reason is not None
         return reason
 
 
-def names_of(directive: Directive) -> dict[str, object]:
-    """What every log line about an attempt says."""
+def log_fields(directive: Directive) -> dict[str, object]:
+    """Return the fields of every log line about an attempt."""
     names: dict[str, object] = {
         "service": directive.service,
         "jobId": directive.jobId,

@@ -1,14 +1,15 @@
-"""How a service says that an attempt failed, and whether another one may help.
+"""Exceptions that a step raises to fail its attempt; the failure class decides whether it is retried.
 
-StepFailure                  any class, with a code of yours
-├── Transient                gone in a moment: a dropped connection, a timeout
-├── RateLimited              told to wait; says for how long if it knows
+StepFailure                  any class, with a code of the author's
+├── Transient                short-lived: a dropped connection, a timeout
+├── RateLimited              a rate limit was hit; carries the time to wait if it is known
 ├── DependencyFailed         something this service needs is broken
-├── NonRetryable             no retry will cure it: bad input, bad parameters
-├── CompensationRequired     a part was done that must be undone; opens a review item
+├── NonRetryable             a retry cannot help: bad input, bad parameters
+├── CompensationRequired     effects must be undone; opens a review item
 └── Stopped                  raised by `ctx.raise_if_stopping()`
 """
 
+import os
 import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -16,27 +17,20 @@ from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-CODE_LIMIT = 128
-MESSAGE_LIMIT = 2000
-LONGEST_RETRY_AFTER = 86_400.0
+from lucius.worker.failure_classes import BY_STATUS, FailureClass
+
+MAX_CODE_CHARS = 128
+MAX_MESSAGE_CHARS = 2000
+MAX_RETRY_AFTER_SECONDS = 86_400.0
 REDACTED = "[redacted]"
-TELLING_LENGTH = 8
-"""A piece of a token that is shorter than this tells nobody anything."""
-
-
-class FailureClass(StrEnum):
-    TRANSIENT = "TRANSIENT"
-    RETRYABLE = "RETRYABLE"
-    RATE_LIMITED = "RATE_LIMITED"
-    DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
-    NON_RETRYABLE = "NON_RETRYABLE"
-    COMPENSATION_REQUIRED = "COMPENSATION_REQUIRED"
+MIN_SECRET_PREFIX_CHARS = 8
+"""Shorter prefixes of a token are not redacted: they reveal nothing."""
 
 
 class StepFailure(Exception):
     """Raised by a step: the RESULT is FAILED with this class and code. The message is shown to operators."""
 
-    # What a subclass says that never calls our __init__.
+    # Defaults for a subclass that does not call this __init__.
     code: str = "UNSPECIFIED"
     message: str = ""
     failure_class: FailureClass = FailureClass.RETRYABLE
@@ -51,8 +45,8 @@ class StepFailure(Exception):
         retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(f"{code}: {message}")
-        self.code = _sendable(code)[:CODE_LIMIT] or "UNSPECIFIED"
-        self.message = _sendable(message)[:MESSAGE_LIMIT]
+        self.code = _sendable(code)[:MAX_CODE_CHARS] or "UNSPECIFIED"
+        self.message = _sendable(message)[:MAX_MESSAGE_CHARS]
         self.failure_class = FailureClass(failure_class)
         self.retry_after_seconds = _bounded(retry_after_seconds)
 
@@ -96,11 +90,11 @@ class CompensationRequired(StepFailure):
 
 class StopReason(StrEnum):
     CANCELLED = "CANCELLED"
-    """Someone cancels the job: stop soon, nobody waits for the result."""
+    """The job is being cancelled: stop soon, the result is not needed."""
     LEASE_LOST = "LEASE_LOST"
-    """Another attempt counts now, or none: whatever this one does is in vain."""
+    """This attempt is no longer current: its result will not be applied."""
     SHUTDOWN = "SHUTDOWN"
-    """The process ends and its grace period is over."""
+    """The process is stopping and its grace period is over."""
 
 
 _STOPPED = {
@@ -115,26 +109,14 @@ class Stopped(StepFailure):
         super().__init__(*_STOPPED[reason], failure_class=FailureClass.TRANSIENT)
 
 
-class Mapped(NamedTuple):
-    """What an exception of a library stands for."""
+class ErrorMapping(NamedTuple):
+    """Failure class and code that a library's exception maps to."""
 
     failure_class: FailureClass
     code: str | None = None
 
 
-_BY_STATUS = {
-    408: FailureClass.TRANSIENT,
-    409: FailureClass.RETRYABLE,
-    412: FailureClass.RETRYABLE,
-    424: FailureClass.DEPENDENCY_FAILED,
-    429: FailureClass.RATE_LIMITED,
-    502: FailureClass.TRANSIENT,
-    503: FailureClass.TRANSIENT,
-    504: FailureClass.TRANSIENT,
-}
-
-
-# Errors of HTTP clients that have no status, by the names their classes bear: none of them is a dependency of ours.
+# Errors of HTTP clients without a status, by class name: the SDK does not depend on these libraries.
 _TIMEOUTS = frozenset({"TimeoutError", "Timeout", "TimeoutException", "APITimeoutError", "ServiceResponseTimeoutError"})
 _NO_CONNECTION = frozenset(
     {
@@ -152,32 +134,32 @@ _NO_CONNECTION = frozenset(
 )
 
 
-def class_of_status(status: int) -> FailureClass:
-    """As the orchestrator would classify it."""
-    return _BY_STATUS.get(status, FailureClass.RETRYABLE if status >= 500 else FailureClass.NON_RETRYABLE)
+def classify_status(status: int) -> FailureClass:
+    """Return the failure class of an HTTP status, as the orchestrator would classify it."""
+    return BY_STATUS.get(status, FailureClass.RETRYABLE if status >= 500 else FailureClass.NON_RETRYABLE)
 
 
 def failure_from_status(
     status: int, message: str = "", *, code: str | None = None, retry_after_seconds: float | None = None
 ) -> StepFailure:
-    """The failure that an HTTP answer of something you called stands for."""
+    """Return the failure for an HTTP status answered by a system that the step called."""
     return StepFailure(
         code or f"HTTP_{status}",
         message or f"answered {status}",
-        failure_class=class_of_status(status),
+        failure_class=classify_status(status),
         retry_after_seconds=retry_after_seconds,
     )
 
 
-def failure_of(error: BaseException, mapped: Mapping[type[BaseException], Mapped]) -> StepFailure | None:
-    """What an exception stands for; None if it is a surprise."""
+def classify_error(error: BaseException, mapped: Mapping[type[BaseException], ErrorMapping]) -> StepFailure | None:
+    """Return the failure that an exception stands for; None if it is unknown."""
     try:
         return _known(error, mapped)
     except Exception:  # noqa: BLE001 - attributes of a foreign exception may be properties, and fail
         return None
 
 
-def _known(error: BaseException, mapped: Mapping[type[BaseException], Mapped]) -> StepFailure | None:
+def _known(error: BaseException, mapped: Mapping[type[BaseException], ErrorMapping]) -> StepFailure | None:
     if isinstance(error, StepFailure):
         return error
     kinds = type(error).__mro__
@@ -185,8 +167,8 @@ def _known(error: BaseException, mapped: Mapping[type[BaseException], Mapped]) -
     if found is not None:
         code, after = found.code or type(error).__name__, _retry_after_of(error)
         return StepFailure(code, _first_line(error), failure_class=found.failure_class, retry_after_seconds=after)
-    if isinstance(error, BaseExceptionGroup):  # of a task group, say: one of them may be a word from the author
-        return next((known for inner in error.exceptions if (known := failure_of(inner, mapped))), None)
+    if isinstance(error, BaseExceptionGroup):  # such as a task group's: one member may be a StepFailure
+        return next((known for inner in error.exceptions if (known := classify_error(inner, mapped))), None)
     status = _status_of(error)
     if status is not None:
         return failure_from_status(status, _first_line(error), retry_after_seconds=_retry_after_of(error))
@@ -196,20 +178,20 @@ def _known(error: BaseException, mapped: Mapping[type[BaseException], Mapped]) -
     return Transient("CONNECTION_FAILED", _first_line(error)) if names & _NO_CONNECTION else None
 
 
-def unexpected(error: BaseException) -> StepFailure:
-    """An exception nobody foresaw: its type and first line, so that an operator has a start."""
+def unexpected_failure(error: BaseException) -> StepFailure:
+    """Return the failure for an unknown exception, with its type and first line for the operator."""
     return StepFailure("UNEXPECTED_ERROR", _first_line(error))
 
 
-def redacted(failure: StepFailure, secret: str) -> StepFailure:
-    """Without the attempt's token, which an exception's text may quote, whole or cut off at the end."""
+def redact(failure: StepFailure, secret: str) -> StepFailure:
+    """Remove the attempt's token, which an exception's text may quote, whole or truncated at the end."""
     failure.code = _without(_sendable(failure.code), secret)
     failure.message = _without(_sendable(failure.message), secret)
     return failure
 
 
-def traceback_of(error: BaseException, secret: str) -> str:
-    """For our own log, and it is not to hold the token either."""
+def format_traceback(error: BaseException, secret: str) -> str:
+    """Return the traceback for the service's log, without the token."""
     return "".join(traceback.format_exception(error)).replace(secret or REDACTED, REDACTED)
 
 
@@ -217,14 +199,14 @@ def _without(text: str, secret: str) -> str:
     if not secret:
         return text
     text = text.replace(secret, REDACTED)
-    for length in range(len(secret) - 1, TELLING_LENGTH - 1, -1):
+    for length in range(len(secret) - 1, MIN_SECRET_PREFIX_CHARS - 1, -1):
         if text.endswith(secret[:length]):
             return text[:-length] + REDACTED
     return text
 
 
-def retry_after_seconds(header: str | None) -> float | None:
-    """The seconds a `Retry-After` header names, in either of its forms."""
+def parse_retry_after(header: str | None) -> float | None:
+    """Return the seconds of a `Retry-After` header, given as a number or a date; None if missing or invalid."""
     if not header:
         return None
     try:
@@ -233,7 +215,7 @@ def retry_after_seconds(header: str | None) -> float | None:
         pass
     try:
         until = parsedate_to_datetime(header)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     until = until if until.tzinfo else until.replace(tzinfo=UTC)
     return _bounded((until - datetime.now(UTC)).total_seconds())
@@ -242,18 +224,28 @@ def retry_after_seconds(header: str | None) -> float | None:
 def _first_line(error: BaseException) -> str:
     try:
         text = str(error)
+        if isinstance(error, OSError):
+            text = _without_folders(text, error.filename, error.filename2)
     except Exception:  # noqa: BLE001 - it can't even say what it is
         text = ""
     return f"{type(error).__name__}: {text.partition(chr(10))[0]}"[:500]
 
 
+def _without_folders(text: str, *paths: object) -> str:
+    """Shorten absolute paths to the file's name: clients see the text, and the log has the traceback."""
+    for path in paths:
+        if isinstance(path, str) and os.path.isabs(path):
+            text = text.replace(path, os.path.basename(path))
+    return text
+
+
 def _sendable(text: object) -> str:
-    """Without half characters, as the names of odd files have them: they are not UTF-8, and so not JSON."""
+    """Replace lone surrogates, which undecodable file names contain: they can't be encoded as UTF-8 and JSON."""
     return str(text).encode("utf-8", "replace").decode("utf-8")
 
 
 def _status_of(error: BaseException) -> int | None:
-    """The status of an HTTP client's exception, as aiohttp, httpx, requests, urllib and the cloud SDKs name it."""
+    """Return the status of an HTTP client's exception, as aiohttp, httpx, requests, urllib and cloud SDKs name it."""
     response = getattr(error, "response", None)
     for owner in (error, response):
         for name in ("status", "status_code", "code"):
@@ -268,10 +260,10 @@ def _retry_after_of(error: BaseException) -> float | None:
         get = getattr(getattr(owner, "headers", None), "get", None)
         said = (get("Retry-After") or get("retry-after")) if callable(get) else None
         if isinstance(said, str):
-            return retry_after_seconds(said)
+            return parse_retry_after(said)
     return None
 
 
 def _bounded(seconds: float | None) -> float | None:
-    """A plain number: what a library calls a float need not be one that JSON knows."""
-    return None if seconds is None or seconds != seconds else min(LONGEST_RETRY_AFTER, max(0.0, float(seconds)))
+    """Return a plain float from 0 to one day, None for NaN: a library's number type may not be encodable as JSON."""
+    return None if seconds is None or seconds != seconds else min(MAX_RETRY_AFTER_SECONDS, max(0.0, float(seconds)))

@@ -1,4 +1,4 @@
-"""`/healthz`, `/readyz` and `/metrics` of a service process, for whoever keeps it running."""
+"""HTTP endpoints `/healthz`, `/readyz` and `/metrics` of a service process."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ import structlog
 from aiohttp import web
 
 from lucius.worker.callbacks import CallbackSender
+from lucius.worker.definition import ServiceDefinition
 from lucius.worker.hooks import Hook, call_hook
 from lucius.worker.metrics import Metrics
 from lucius.worker.runtime import Runtime
-from lucius.worker.service import Service
 from lucius.worker.settings import BadSetting
 
 if TYPE_CHECKING:
@@ -20,18 +20,22 @@ if TYPE_CHECKING:
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-CHECK_SECONDS = 5.0
-SAID_NO = "not ready"
+CHECK_TIMEOUT_SECONDS = 5.0
+NOT_READY = "not ready"
 
 
 class Health:
-    """What the process says about itself."""
+    """Liveness, readiness and metrics of one process."""
 
     def __init__(
-        self, services: Sequence[Service], runtimes: Mapping[str, Runtime], sender: CallbackSender, metrics: Metrics
+        self,
+        services: Sequence[ServiceDefinition],
+        runtimes: Mapping[str, Runtime],
+        sender: CallbackSender,
+        metrics: Metrics,
     ) -> None:
         self._checks = {
-            f"{service.name}.{name}": Check(f"{service.name}.{name}", hook)
+            f"{service.name}.{name}": ReadinessCheck(f"{service.name}.{name}", hook)
             for service in services
             for name, hook in service.checks.items()
         }
@@ -41,8 +45,8 @@ class Health:
         self._metrics = metrics
 
     def live(self) -> tuple[bool, dict[str, Any]]:
-        """Whether going on makes sense. That this was answered says that the loop turns."""
-        stuck = sorted(name for name, runtime in self._runtimes.items() if runtime.stuck)
+        """Return whether no service is stuck, and the details. An answer at all shows that the event loop runs."""
+        stuck = sorted(name for name, runtime in self._runtimes.items() if runtime.is_stuck)
         said: dict[str, Any] = {"status": "stuck" if stuck else "ok"}
         if self._versions:
             said["versions"] = self._versions
@@ -51,11 +55,11 @@ class Health:
         return not stuck, said
 
     async def ready(self) -> tuple[bool, dict[str, Any]]:
-        """Whether each service's last pull was answered, callbacks are taken, and what its author checks is there."""
-        services = {name: runtime.ready for name, runtime in self._runtimes.items()}
-        said = await asyncio.gather(*(check.ask() for check in self._checks.values()))
+        """Return readiness and details: each service's last pull answered, callbacks accepted, all checks passed."""
+        services = {name: runtime.is_ready for name, runtime in self._runtimes.items()}
+        said = await asyncio.gather(*(check.run() for check in self._checks.values()))
         checks = dict(zip(self._checks, said, strict=True))
-        cut_off = self._sender.cut_off
+        cut_off = self._sender.is_unreachable
         good = bool(services) and all(
             (*services.values(), *(answer == "ok" for answer in checks.values()), not cut_off)
         )
@@ -72,38 +76,38 @@ class Health:
         return self._metrics.text()
 
 
-class Check:
-    """An author's check. However long it takes, it runs once at a time, and everyone is answered soon."""
+class ReadinessCheck:
+    """Readiness check of a service author. One call runs at a time; callers wait at most 5 s for its answer."""
 
     def __init__(self, name: str, hook: Hook) -> None:
         self._name = name
         self._hook = hook
         self._running: asyncio.Task[str] | None = None
 
-    async def ask(self) -> str:
+    async def run(self) -> str:
         asked = self._running
         if asked is None or asked.done():
             asked = self._running = asyncio.create_task(self._run())
-        done, _ = await asyncio.wait({asked}, timeout=CHECK_SECONDS)
-        return asked.result() if done else f"no answer within {CHECK_SECONDS:g} s"
+        done, _ = await asyncio.wait({asked}, timeout=CHECK_TIMEOUT_SECONDS)
+        return asked.result() if done else f"no answer within {CHECK_TIMEOUT_SECONDS:g} s"
 
     async def _run(self) -> str:
         try:
             said = await call_hook(self._hook, f"check {self._name}")
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-            kind = type(error).__name__  # its text may hold a password: for those only who ask for every detail
+            kind = type(error).__name__  # the text may hold a password: logged at debug level only
             log.warning("not ready", check=self._name, reason=kind)
             log.debug("not ready", check=self._name, reason=kind, text=str(error))
             return kind
         if said is False:
-            log.warning("not ready", check=self._name, reason=SAID_NO)
-            return SAID_NO
+            log.warning("not ready", check=self._name, reason=NOT_READY)
+            return NOT_READY
         return "ok"
 
 
 @asynccontextmanager
-async def health_server(port: int, health: Health, address: str = "0.0.0.0") -> "AsyncIterator[int]":
-    """Serve until left; yields the port, which matters when asked for port 0."""
+async def health_server(port: int, health: Health, address: str = "127.0.0.1") -> "AsyncIterator[int]":
+    """Serve until the context is left; yield the port, which differs if 0 was given. Raises BadSetting."""
 
     async def healthz(_: web.Request) -> web.Response:
         good, said = health.live()

@@ -1,4 +1,4 @@
-"""Calls an author's hooks: async ones on the event loop, plain ones in threads, which may block."""
+"""Calls an author's hooks: async ones on the event loop, plain ones, which may block, in threads."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from lucius.worker.threads import Threads
 
 Hook = Callable[[], object]
-"""What an async one returns is awaited."""
+"""A hook function, plain or async. An awaitable it returns is awaited."""
 
 
 async def call_hook(hook: Hook, name: str, threads: Threads | None = None) -> object:
@@ -17,6 +17,6 @@ async def call_hook(hook: Hook, name: str, threads: Threads | None = None) -> ob
 
 
 async def call_all(hooks: Sequence[Hook]) -> None:
-    """One after the other."""
+    """Call the hooks one after the other."""
     for hook in hooks:
         await call_hook(hook, getattr(hook, "__name__", "hook"))

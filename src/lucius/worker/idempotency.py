@@ -1,11 +1,11 @@
-"""Has this attempt been run, by anyone? The port behind which a service remembers, and its simplest adapter.
+"""Idempotency store port: which attempts have been run by any process of a service, and an in-memory adapter.
 
-An attempt is `(jobId, stepId, attempt_no, lease_id)`. Whoever claims one first runs it; a directive delivered twice
-finds it claimed, or finished with its RESULT, which is sent again instead of doing the work again.
+An attempt is `(jobId, stepId, attempt_no, lease_id)`. The process that claims it first runs it; a directive delivered
+twice finds it claimed, or finished with its RESULT, which is sent again instead of doing the work again.
 
-A claim belongs to a store object and lasts for the seconds asked for, or, where a store can tell, as long as its
-process lives; its owner renews it while it works. What has been finished is kept for a while, and only so many of
-them: duplicates come soon or never.
+A claim belongs to a store object and lasts for the requested seconds, or, if the store can detect it, as long as its
+process lives; its owner renews it while it works. Finished attempts are kept for a limited time and up to a limited
+number: duplicates arrive soon or never.
 """
 
 import time
@@ -18,96 +18,98 @@ import msgspec
 from lucius.contract import Directive
 from lucius.ports.errors import LuciusError
 
-CAPACITY = 10_000
+MAX_FINISHED_ATTEMPTS = 10_000
 RETENTION_SECONDS = 48 * 3600.0
-MEMORY_BYTES = 64 * 1024 * 1024
+MAX_FINISHED_BYTES = 64 * 1024 * 1024
 
 
 class StoreDown(LuciusError):
-    """A store can't be used just now: take on no more work until it can."""
+    """The store is temporarily unavailable: take on no more work until it is back."""
 
 
 class StoreTooNew(LuciusError):
-    """A store was written by a newer version than this one."""
+    """The store was written by a newer version of Lucius."""
 
 
-class Key(NamedTuple):
+class AttemptKey(NamedTuple):
     jobId: str
     stepId: str
     attempt_no: int
     lease_id: str
 
 
-def key_of(directive: Directive) -> Key:
-    return Key(directive.jobId, directive.stepId, directive.attempt_no, directive.lease_id)
+def attempt_key(directive: Directive) -> AttemptKey:
+    return AttemptKey(directive.jobId, directive.stepId, directive.attempt_no, directive.lease_id)
 
 
 class New(msgspec.Struct, frozen=True):
-    """Nobody runs it: it is ours now."""
+    """The attempt was free and is now claimed by the caller."""
 
 
 class Running(msgspec.Struct, frozen=True):
-    """Someone alive has claimed it, perhaps we ourselves."""
+    """A live owner, perhaps the caller, has claimed the attempt."""
 
 
 class Finished(msgspec.Struct, frozen=True):
     result: bytes
 
 
-Standing = New | Running | Finished
+ClaimOutcome = New | Running | Finished
 
 NEW = New()
 RUNNING = Running()
 
 
 class IdempotencyStore(Protocol):
-    """Each call may raise StoreDown. Then it has changed nothing that counts, and may be made again."""
+    """Store of claims and results. Each call may raise StoreDown; it is then without effect and may be repeated."""
 
-    async def claim(self, keys: Sequence[Key], seconds: float) -> list[Standing]:
-        """Where each attempt stands. The new ones are ours for so long. None at all: are you there?"""
+    async def claim(self, keys: Sequence[AttemptKey], seconds: float) -> list[ClaimOutcome]:
+        """Return each attempt's state and claim the new ones for `seconds`. Without keys, a health check."""
 
-    async def renew(self, keys: Sequence[Key], seconds: float) -> None:
-        """For attempts that run here, for so long at least. One whose time ran out is ours again, unless another has
-        claimed it."""
+    async def renew(self, keys: Sequence[AttemptKey], seconds: float) -> None:
+        """Extend the claims of attempts that run here to at least `seconds` from now.
 
-    async def finish(self, key: Key, result: bytes) -> bytes:
-        """Remember the RESULT, whoever holds the claim by now. The first one stays; it is returned, to be sent."""
+        An expired claim is taken again, unless another owner has claimed the attempt.
+        """
 
-    async def release(self, key: Key) -> None:
-        """It ended without a RESULT: our claim, if it still is ours, is free for anyone."""
+    async def finish(self, key: AttemptKey, result: bytes) -> bytes:
+        """Store the RESULT regardless of the claim's owner; return the one to send. The first stored one is kept."""
+
+    async def release(self, key: AttemptKey) -> None:
+        """Free the claim of an attempt that ended without a RESULT, if the caller still owns it."""
 
     async def close(self) -> None: ...
 
 
 class MemoryIdempotency:
-    """For one process, for as long as it lives."""
+    """Idempotency store of one process, lost when it ends."""
 
     def __init__(
         self,
-        capacity: int = CAPACITY,
+        capacity: int = MAX_FINISHED_ATTEMPTS,
         retention: float = RETENTION_SECONDS,
-        most_bytes: int = MEMORY_BYTES,
+        max_bytes: int = MAX_FINISHED_BYTES,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._capacity = capacity
         self._retention = retention
-        self._most_bytes = most_bytes
+        self._most_bytes = max_bytes
         self._now = now
-        self._until: dict[Key, float] = {}
-        self._finished: OrderedDict[Key, tuple[float, bytes]] = OrderedDict()
+        self._until: dict[AttemptKey, float] = {}
+        self._finished: OrderedDict[AttemptKey, tuple[float, bytes]] = OrderedDict()
         self._bytes = 0
 
-    async def claim(self, keys: Sequence[Key], seconds: float) -> list[Standing]:
+    async def claim(self, keys: Sequence[AttemptKey], seconds: float) -> list[ClaimOutcome]:
         now = self._now()
         self._forget(now)
         return [self._claim(key, now, seconds) for key in keys]
 
-    async def renew(self, keys: Sequence[Key], seconds: float) -> None:
+    async def renew(self, keys: Sequence[AttemptKey], seconds: float) -> None:
         until = self._now() + seconds
         renewed = {key: max(until, self._until.get(key, until)) for key in keys if key not in self._finished}
         self._until.update(renewed)
 
-    async def finish(self, key: Key, result: bytes) -> bytes:
+    async def finish(self, key: AttemptKey, result: bytes) -> bytes:
         now = self._now()
         self._until.pop(key, None)
         if key not in self._finished:
@@ -117,13 +119,13 @@ class MemoryIdempotency:
         self._forget(now)
         return kept
 
-    async def release(self, key: Key) -> None:
+    async def release(self, key: AttemptKey) -> None:
         self._until.pop(key, None)
 
     async def close(self) -> None:
         pass
 
-    def _claim(self, key: Key, now: float, seconds: float) -> Standing:
+    def _claim(self, key: AttemptKey, now: float, seconds: float) -> ClaimOutcome:
         found = self._finished.get(key)
         if found is not None:
             return Finished(found[1])

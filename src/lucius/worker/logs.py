@@ -1,4 +1,4 @@
-"""How a service's processes log: lines to stderr, as the environment says."""
+"""Logging of service processes: lines to stderr, configured by environment variables."""
 
 import logging
 import os
@@ -7,12 +7,14 @@ from collections.abc import Mapping
 
 import structlog
 
+from lucius.terminal import strip_log_entry
+
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 FORMATS = ("json", "console")
 
 
 def configure_logging(environ: Mapping[str, str] | None = None) -> None:
-    """`LUCIUS_LOG_LEVEL` and `LUCIUS_LOG_FORMAT`; words that are not known count as `info` and `json`."""
+    """Apply `LUCIUS_LOG_LEVEL` and `LUCIUS_LOG_FORMAT`; unknown values count as `info` and `json`."""
     environ = os.environ if environ is None else environ
     level = LEVELS.get(environ.get("LUCIUS_LOG_LEVEL", "").lower(), logging.INFO)
     to_read = environ.get("LUCIUS_LOG_FORMAT", "").lower() == "console"
@@ -22,6 +24,7 @@ def configure_logging(environ: Mapping[str, str] | None = None) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            *((strip_log_entry,) if to_read else ()),
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
             if to_read
             else structlog.processors.JSONRenderer(),

@@ -1,4 +1,4 @@
-"""What a service process counts, in Prometheus' terms. Bound by services and step types, never by tenants or jobs."""
+"""Prometheus metrics of a service process. Labels are services and step types, never tenants or jobs."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -9,7 +9,7 @@ SUCCEEDED = b'"status":"SUCCEEDED"'
 
 
 class Metrics:
-    """One per process, with a registry of its own."""
+    """Metrics of one process, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -43,7 +43,9 @@ class Metrics:
             registry=self.registry,
         )
         self.undelivered = Gauge(
-            "lucius_worker_callbacks_undelivered", "Callbacks the orchestrator has not heard", registry=self.registry
+            "lucius_worker_callbacks_undelivered",
+            "Callbacks that the orchestrator has not received",
+            registry=self.registry,
         )
 
     def ended(self, directive: Directive, result: bytes | None, seconds: float) -> None:

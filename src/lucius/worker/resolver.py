@@ -1,7 +1,7 @@
-"""Looks up hosts in threads of its own.
+"""DNS resolver with threads of its own.
 
-The event loop's own lookups wait in its default executor, behind whatever the steps do there: a few of them that block,
-and neither an ACK nor a heartbeat finds its way.
+The event loop's lookups share its default executor with the steps: a few blocking steps there would hold up every ACK
+and heartbeat.
 """
 
 import asyncio
@@ -11,16 +11,16 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from lucius.worker.threads import Threads
 
-MOST_LOOKUPS = 64
+MAX_CONCURRENT_LOOKUPS = 64
 _NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 
 
 class Resolver(AbstractResolver):
-    """One lookup a host at a time: whoever asks for it again meanwhile waits for the same, as aiohttp sees to."""
+    """Resolver for aiohttp, which joins concurrent lookups of the same host."""
 
     def __init__(self) -> None:
         self._threads = Threads(lambda: None)
-        self._room = asyncio.Semaphore(MOST_LOOKUPS)
+        self._room = asyncio.Semaphore(MAX_CONCURRENT_LOOKUPS)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
@@ -38,7 +38,7 @@ def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[Resolve
     return [
         ResolveResult(
             hostname=host,
-            host=socket.getnameinfo(address, _NUMERIC)[0],  # it knows the zone of a link-local address, too
+            host=socket.getnameinfo(address, _NUMERIC)[0],  # keeps the zone of a link-local address
             port=port,
             family=kind,
             proto=protocol,

@@ -1,6 +1,6 @@
-"""Sees the RESULTs of one service off: written down, then sent, remembered, and dropped once they were heard.
+"""Delivery of one service's RESULTs: journaled, stored for idempotency, sent, and dropped once they are settled.
 
-Also those that processes before us left, or processes beside us that died.
+Includes those of dead processes.
 """
 
 from collections.abc import Callable
@@ -9,146 +9,154 @@ import structlog
 
 from lucius.contract import Directive
 from lucius.worker.callbacks import CallbackSender, Delivered, Delivery, GaveUp, Refused
-from lucius.worker.context import names_of
-from lucius.worker.execution import failure
+from lucius.worker.context import log_fields
+from lucius.worker.execution import encode_failure
 from lucius.worker.failure import NonRetryable, StepFailure, Transient
-from lucius.worker.idempotency import CAPACITY, MEMORY_BYTES, IdempotencyStore, Key, StoreDown, key_of
-from lucius.worker.journal import Journal, LeftOver
+from lucius.worker.idempotency import (
+    MAX_FINISHED_ATTEMPTS,
+    MAX_FINISHED_BYTES,
+    AttemptKey,
+    IdempotencyStore,
+    StoreDown,
+    attempt_key,
+)
+from lucius.worker.journal import Journal, OrphanedAttempt
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-MOST_UNREMEMBERED = CAPACITY
-MOST_UNREMEMBERED_BYTES = MEMORY_BYTES
-MALFORMED = frozenset({400, 413, 422})
+MAX_UNSTORED_RESULTS = MAX_FINISHED_ATTEMPTS
+MAX_UNSTORED_BYTES = MAX_FINISHED_BYTES
+MALFORMED_STATUSES = frozenset({400, 413, 422})
 NOT_SAFE = "NOT_SAFE_TO_RETRY"
 
 
-class Results:
-    """`on_told` hears of each directive about which there is nothing more to tell."""
+class ResultReporter:
+    """Reports results to the orchestrator; calls `on_settled` with each directive that is settled."""
 
     def __init__(
-        self, journal: Journal, store: IdempotencyStore, sender: CallbackSender, on_told: Callable[[Directive], None]
+        self, journal: Journal, store: IdempotencyStore, sender: CallbackSender, on_settled: Callable[[Directive], None]
     ) -> None:
         self._journal = journal
         self._store = store
         self._sender = sender
-        self._on_told = on_told
-        self._reporting: set[Key] = set()
-        self._unremembered: dict[Key, bytes] = {}
-        """What the store has not heard, being away."""
-        self._unremembered_bytes = 0
-        self._unwritten: dict[Key, tuple[Directive, bytes]] = {}
-        """What the journal had no room for, until it was heard."""
+        self._on_result_settled = on_settled
+        self._reporting: set[AttemptKey] = set()
+        self._unstored: dict[AttemptKey, bytes] = {}
+        """Results that the store lacks because it was down."""
+        self._unstored_bytes = 0
+        self._unjournaled: dict[AttemptKey, tuple[Directive, bytes]] = {}
+        """Results that could not be journaled, until they are settled."""
 
-    async def take_up_left_overs(self) -> None:
-        """What processes before us finished is sent again; what they were cut off from is reported as failed."""
-        self.write_down_what_waits()
+    async def report_orphans(self) -> None:
+        """Adopt attempts of dead processes: send finished results again, report interrupted attempts as failed."""
+        self.retry_journal_writes()
         try:
-            left_overs = self._journal.left_over()
+            orphans = self._journal.adopt_orphans()
         except StoreDown as down:
-            log.error("can't look for results left over", reason=str(down))
+            log.error("can't look for orphaned results", reason=str(down))
             return
-        away = False
-        for left in left_overs:
-            away = await self._take_up(left, away)
+        is_store_down = False
+        for orphan in orphans:
+            is_store_down = await self._report_orphan(orphan, is_store_down)
 
-    async def _take_up(self, left: LeftOver, away: bool) -> bool:
-        """Returns whether the store is away. Then the next need not wait for it, too."""
-        log.info("result left over, sending it again", finished=left.result is not None, **names_of(left.directive))
-        key = key_of(left.directive)
-        result = left.result or failure(left.directive, _interrupted(left))
-        if away:
-            self._miss(key, result)
-        else:  # first: it may know of a result that found no room in the journal
+    async def _report_orphan(self, orphan: OrphanedAttempt, is_store_down: bool) -> bool:
+        """Report one orphaned attempt; return whether the store is down, so that the next one skips it."""
+        log.info("reporting an orphaned attempt", finished=orphan.result is not None, **log_fields(orphan.directive))
+        key = attempt_key(orphan.directive)
+        result = orphan.result or encode_failure(orphan.directive, _interrupted(orphan))
+        if is_store_down:
+            self._add_unstored(key, result)
+        else:  # before the journal: the store may have a result that was not journaled
             result = await self._remember(key, result)
-        if left.result is None:
-            result = self._write_down(left.directive, result)
-        self.report(left.directive, result)
-        return key in self._unremembered
+        if orphan.result is None:
+            result = self._journal_result(orphan.directive, result)
+        self.report(orphan.directive, result)
+        return key in self._unstored
 
-    async def conclude(self, directive: Directive, result: bytes) -> None:
-        """In this order: whatever cuts us off, nobody runs the attempt again once somebody has heard of its result.
+    async def complete(self, directive: Directive, result: bytes) -> None:
+        """Journal the RESULT, store it for idempotency, then send it.
 
-        Sent is what was stored first, should another have been at it, too: all who are asked say the same.
+        With this order, no interruption makes the attempt run again once its result was sent. The result sent is the
+        one stored first, so if another process ran the attempt too, both report the same.
         """
         try:
-            result = self._write_down(directive, result)
-            result = await self._remember(key_of(directive), result)
-        finally:  # nothing may keep it from being sent
+            result = self._journal_result(directive, result)
+            result = await self._remember(attempt_key(directive), result)
+        finally:  # it must be sent in any case
             self.report(directive, result)
 
-    def _write_down(self, directive: Directive, result: bytes) -> bytes:
-        key = key_of(directive)
+    def _journal_result(self, directive: Directive, result: bytes) -> bytes:
+        key = attempt_key(directive)
         try:
             stored = self._journal.finish(directive, result)
-        except StoreDown as down:  # a full disk: it is sent all the same, and written while it waits, if that goes
-            log.error("result could not be written down", reason=str(down), **names_of(directive))
-            self._unwritten[key] = directive, result
+        except StoreDown as down:  # such as a full disk: it is sent anyway, and the write is retried meanwhile
+            log.error("result not journaled", reason=str(down), **log_fields(directive))
+            self._unjournaled[key] = directive, result
             return result
-        self._unwritten.pop(key, None)
+        self._unjournaled.pop(key, None)
         return stored
 
-    def write_down_what_waits(self) -> None:
-        for key, (directive, result) in list(self._unwritten.items()):
-            self._write_down(directive, result)
-            if key in self._unwritten:
+    def retry_journal_writes(self) -> None:
+        for key, (directive, result) in list(self._unjournaled.items()):
+            self._journal_result(directive, result)
+            if key in self._unjournaled:
                 return
 
-    async def _remember(self, key: Key, result: bytes) -> bytes:
+    async def _remember(self, key: AttemptKey, result: bytes) -> bytes:
         try:
             stored = await self._store.finish(key, result)
         except StoreDown as down:
             log.warning("result not in the idempotency store", reason=str(down), jobId=key.jobId, stepId=key.stepId)
-            self._miss(key, result)
+            self._add_unstored(key, result)
             return result
-        self._no_longer_missed(key)
+        self._forget_unstored(key)
         return stored
 
-    def _miss(self, key: Key, result: bytes) -> None:
-        self._unmiss(key)
-        self._unremembered[key] = result  # as the last: the next round begins with another
-        self._unremembered_bytes += len(result)
-        while len(self._unremembered) > 1 and (
-            len(self._unremembered) > MOST_UNREMEMBERED or self._unremembered_bytes > MOST_UNREMEMBERED_BYTES
+    def _add_unstored(self, key: AttemptKey, result: bytes) -> None:
+        self._pop_unstored(key)
+        self._unstored[key] = result  # moved to the end, so that the next round begins with another
+        self._unstored_bytes += len(result)
+        while len(self._unstored) > 1 and (
+            len(self._unstored) > MAX_UNSTORED_RESULTS or self._unstored_bytes > MAX_UNSTORED_BYTES
         ):
-            self._no_longer_missed(next(iter(self._unremembered)))
+            self._forget_unstored(next(iter(self._unstored)))
 
-    def _unmiss(self, key: Key) -> bool:
-        result = self._unremembered.pop(key, None)
-        self._unremembered_bytes -= len(result or b"")
+    def _pop_unstored(self, key: AttemptKey) -> bool:
+        result = self._unstored.pop(key, None)
+        self._unstored_bytes -= len(result or b"")
         return result is not None
 
-    def _no_longer_missed(self, key: Key) -> None:
-        if self._unmiss(key) and key not in self._reporting:
+    def _forget_unstored(self, key: AttemptKey) -> None:
+        if self._pop_unstored(key) and key not in self._reporting:
             self._journal.drop(key)
 
-    async def none_for(self, directive: Directive) -> None:
-        """The lease was lost: there is nothing to tell, and whoever is asked next is free to begin."""
-        key = key_of(directive)
-        self._on_told(directive)
+    async def discard(self, directive: Directive) -> None:
+        """Drop an attempt whose lease was lost, without a report, and release its claim."""
+        key = attempt_key(directive)
+        self._on_result_settled(directive)
         self._journal.drop(key)
         try:
             await self._store.release(key)
         except StoreDown as down:
-            log.warning("claim not released, it will run out", reason=str(down), jobId=key.jobId, stepId=key.stepId)
+            log.warning("claim not released, it will expire", reason=str(down), jobId=key.jobId, stepId=key.stepId)
 
-    async def catch_up(self) -> None:
-        """Tell the store what it missed while it was away, or until it is away again."""
-        for key, result in list(self._unremembered.items()):
+    async def retry_store_writes(self) -> None:
+        """Store the results that the store missed while it was down; stop at the first failure."""
+        for key, result in list(self._unstored.items()):
             await self._remember(key, result)
-            if key in self._unremembered:
+            if key in self._unstored:
                 return
 
-    def has(self, directive: Directive) -> bool:
-        """Whether its result is on its way, or is now since the store has forgotten it."""
-        key = key_of(directive)
-        result = self._unremembered.get(key)
+    def is_reporting(self, directive: Directive) -> bool:
+        """Return whether its result is being sent; starts sending a finished one that the store lacks."""
+        key = attempt_key(directive)
+        result = self._unstored.get(key)
         if result is not None:
             self.report(directive, result)
         return key in self._reporting
 
     def report(self, directive: Directive, result: bytes) -> None:
-        key = key_of(directive)
+        key = attempt_key(directive)
         if key in self._reporting:
             return
         self._reporting.add(key)
@@ -156,29 +164,29 @@ class Results:
 
     def _reported(self, directive: Directive, delivery: Delivery) -> None:
         match delivery:
-            case Refused(status, code) if status in MALFORMED:
-                # Silence would hold the job until the lease ends, and a retry would be refused again.
+            case Refused(status, code) if status in MALFORMED_STATUSES:
+                # Without a report the job would wait until the lease ends, and a retry would be refused again.
                 reason = NonRetryable("RESULT_REFUSED", f"the orchestrator refused the result: {status} {code}")
-                instead = failure(directive, reason)
-                self._write_down(directive, instead)
-                self._sender.result(directive, instead, lambda _: self._told(directive))
+                instead = encode_failure(directive, reason)
+                self._journal_result(directive, instead)
+                self._sender.result(directive, instead, lambda _: self._on_settled(directive))
                 return
             case GaveUp(reason=why):
-                log.error("result lost: orchestrator away for too long", reason=why, **names_of(directive))
+                log.error("result lost: orchestrator unreachable for too long", reason=why, **log_fields(directive))
             case Delivered() | Refused():
-                pass  # heard; or fenced, which the sender has logged
-        self._told(directive)
+                pass  # delivered; or fenced, which the sender has logged
+        self._on_settled(directive)
 
-    def _told(self, directive: Directive) -> None:
-        key = key_of(directive)
-        self._on_told(directive)
+    def _on_settled(self, directive: Directive) -> None:
+        key = attempt_key(directive)
+        self._on_result_settled(directive)
         self._reporting.discard(key)
-        self._unwritten.pop(key, None)
-        if key not in self._unremembered:  # else the journal is the only one who knows
+        self._unjournaled.pop(key, None)
+        if key not in self._unstored:  # else the journal has the only copy
             self._journal.drop(key)
 
 
-def _interrupted(left: LeftOver) -> StepFailure:
-    if left.directive.retry_safety == NOT_SAFE:
-        return NonRetryable("INTERRUPTED", "the service was cut off in the middle of a step that may not be repeated")
-    return Transient("SERVICE_RESTARTED", "the service was cut off in the middle of this attempt")
+def _interrupted(orphan: OrphanedAttempt) -> StepFailure:
+    if orphan.directive.retry_safety == NOT_SAFE:
+        return NonRetryable("INTERRUPTED", "the service was interrupted during a step that must not be repeated")
+    return Transient("SERVICE_RESTARTED", "the service was interrupted during this attempt")

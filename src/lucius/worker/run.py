@@ -1,4 +1,4 @@
-"""The main of a service's process."""
+"""Main function of a service process."""
 
 import asyncio
 import multiprocessing
@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from lucius.ports.errors import LuciusError
+from lucius.worker.definition import BadService, ServiceDefinition
 from lucius.worker.host import host
 from lucius.worker.logs import configure_logging
-from lucius.worker.service import BadService, Service
 from lucius.worker.settings import BadSetting, WorkerSettings, settings_from
 
-EXIT_SECONDS = 3.0
+EXIT_TIMEOUT_SECONDS = 3.0
 SPARE_THREADS = 16
 
 
-def run_from_env(services: Sequence[Service]) -> None:
-    """Serve until told to stop. Exits with 2 and one line if a setting is wrong, with 1 if it could not go on."""
+def run_from_env(services: Sequence[ServiceDefinition]) -> None:
+    """Serve until a stop signal. Exits with 2 and one line if a setting is wrong, with 1 if it could not continue."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError("call run() under `if __name__ == '__main__':`, since a process of a step imports this, too")
     configure_logging()
@@ -35,22 +35,22 @@ def run_from_env(services: Sequence[Service]) -> None:
     except LuciusError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         code = 1
-    except KeyboardInterrupt:  # before there was a service that could stop in order
+    except KeyboardInterrupt:  # signal handlers not installed yet
         code = 130
     if code:
         raise SystemExit(code)
 
 
-def serve(services: Sequence[Service], settings: WorkerSettings) -> None:
-    """Until told to stop; raises what it could not go on for.
+def serve(services: Sequence[ServiceDefinition], settings: WorkerSettings) -> None:
+    """Serve until a stop signal. Raises the error that made it end.
 
-    Once there is nothing more to say, a task or thread of a step that never ends does not keep the process.
+    A task or thread of a step that never ends holds up the exit for at most 3 s.
     """
     ended = threading.Event()
     code, why = 1, ""
 
     def exit_anyway() -> None:
-        if not ended.wait(EXIT_SECONDS):
+        if not ended.wait(EXIT_TIMEOUT_SECONDS):
             sys.stderr.write(f"{why}something that a step or a hook began does not end; exiting without it\n")
             sys.stderr.flush()
             os._exit(code)
@@ -70,8 +70,8 @@ def serve(services: Sequence[Service], settings: WorkerSettings) -> None:
         ended.set()
 
 
-async def _host(services: Sequence[Service], settings: WorkerSettings) -> None:
-    # Steps that call `asyncio.to_thread` should not wait for each other: the default is a handful, whatever the room.
+async def _host(services: Sequence[ServiceDefinition], settings: WorkerSettings) -> None:
+    # Steps that call `asyncio.to_thread` should not wait for each other: the default pool ignores `concurrency`.
     threads = ThreadPoolExecutor(settings.concurrency + SPARE_THREADS, thread_name_prefix="to_thread")
     asyncio.get_running_loop().set_default_executor(threads)
     await host(services, settings)

@@ -1,7 +1,7 @@
-"""The file in which a service's processes keep their attempts: opened safely, set aside if damaged.
+"""SQLite file in which a service's processes keep their attempts: opened safely, set aside if damaged.
 
-One table serves the journal and the SQLite idempotency store, so that a result is spooled and remembered by one
-commit: nobody can find the one without the other.
+One table serves the journal and the SQLite idempotency store, so that a result is spooled and remembered in one
+commit: neither is ever visible without the other.
 """
 
 import errno
@@ -18,22 +18,22 @@ from typing import TypeVar
 import structlog
 
 from lucius.worker.idempotency import StoreDown, StoreTooNew
-from lucius.worker.owners import OwnerLock, is_alive, remove_dead
+from lucius.worker.process_locks import ProcessLock, is_alive, remove_dead_locks
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 APPLICATION_ID = 0x4C75776B
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_MS = 1_000
-OPENING_SECONDS = 10.0
+OPEN_TIMEOUT_SECONDS = 10.0
 POLL_SECONDS = 0.005
-CHECKED_UP_TO_BYTES = 32 * 1024 * 1024
-"""Larger files are not checked page by page at every start; damage in them shows when it is met."""
+MAX_CHECKED_BYTES = 32 * 1024 * 1024
+"""Larger files are not checked page by page when opened; damage in them shows when it is read."""
 CHECKPOINT_PAGES = 4_000
-PRIVATE = 0o600
+PRIVATE_MODE = 0o600
 
-# owner: whose journal the row is in, until it is dropped. holder: who has claimed the attempt, for as long as it lives.
-# What is short comes first: a scan then reads little.
+# owner: the process whose journal the row is in, until it is dropped. holder: the process that has claimed the attempt,
+# for as long as it lives. Short columns come first: a scan then reads little.
 SCHEMA = """
     CREATE TABLE attempts (
         id INTEGER PRIMARY KEY,
@@ -53,10 +53,10 @@ T = TypeVar("T")
 
 
 class StateFile:
-    """One connection, used from one thread. Without a folder, everything is in memory.
+    """Connection to the state file, used from one thread. Without a folder, everything is in memory.
 
-    Its owner's name and lock last as long as it does, whatever becomes of the file: while we live, nobody takes our
-    rows for those of a dead process, not even we ourselves.
+    The owner name and its lock last as long as this object, even if the file is replaced: while this process lives,
+    its rows never count as those of a dead process, not even for itself.
     """
 
     def __init__(self, folder: Path | None, *, sync: bool = False) -> None:
@@ -65,28 +65,28 @@ class StateFile:
         self._folder = folder
         self._sync = sync
         self._closed = False
-        self._lock: OwnerLock | None = None
+        self._lock: ProcessLock | None = None
         self._id: tuple[int, int] | None = None
-        """Which file is open; None if what was open is of no use any more."""
+        """Device and inode of the open file; None if the connection is no longer usable."""
         self.connection: sqlite3.Connection
         try:
             self._open()
         except (OSError, sqlite3.Error) as error:
-            raise self._down(error) from error
+            raise self._store_down(error) from error
 
     def is_dead(self, owner: str) -> bool:
         return owner != self.owner and (self._folder is None or not is_alive(self._folder / "owners", owner))
 
     def write(self, act: Callable[[sqlite3.Connection], T]) -> T:
-        """All that `act` does, in one transaction, or nothing of it and StoreDown."""
-        return self._guarded(lambda: self._transact(act))
+        """Run `act` in one transaction and return its result. Raises StoreDown, with nothing written."""
+        return self._with_recovery(lambda: self._transact(act))
 
     def execute(self, sql: str, *parameters: object) -> int:
-        """One statement that is a transaction of its own. Returns how many rows it changed."""
-        return self._guarded(lambda: self.connection.execute(sql, parameters).rowcount)
+        """Run one statement as its own transaction; return the number of rows changed. Raises StoreDown."""
+        return self._with_recovery(lambda: self.connection.execute(sql, parameters).rowcount)
 
     def rows(self, sql: str, *parameters: object) -> list[tuple[object, ...]]:
-        return self._guarded(lambda: self.connection.execute(sql, parameters).fetchall())
+        return self._with_recovery(lambda: self.connection.execute(sql, parameters).fetchall())
 
     def used_bytes(self) -> int:
         pages, free, size = (_pragma(self.connection, name) for name in ("page_count", "freelist_count", "page_size"))
@@ -99,19 +99,19 @@ class StateFile:
             if self._lock is not None:
                 self._lock.release()
 
-    def _guarded(self, act: Callable[[], T]) -> T:
+    def _with_recovery(self, act: Callable[[], T]) -> T:
         try:
-            self._stay_with_the_file()
+            self._reopen_if_replaced()
             try:
                 return act()
             except sqlite3.Error as error:
-                self._doubt(error)
+                self._close_after_io_error(error)
                 if _code(error) not in DAMAGED or self._folder is None:
                     raise
                 self._reopen(f"it is damaged: {error}", damaged=self._id)
             return act()
         except (OSError, sqlite3.Error) as error:
-            raise self._down(error) from error
+            raise self._store_down(error) from error
 
     def _transact(self, act: Callable[[sqlite3.Connection], T]) -> T:
         connection = self.connection
@@ -120,47 +120,47 @@ class StateFile:
             outcome = act(connection)
             connection.execute("COMMIT")
         except BaseException:
-            if connection.in_transaction:  # SQLite has rolled back by itself after some errors
+            if connection.in_transaction:  # after some errors SQLite has already rolled back
                 connection.execute("ROLLBACK")
             raise
         return outcome
 
-    def _doubt(self, error: sqlite3.Error) -> None:
-        """What was open on a volume that went away stays broken when it is back: open it anew next time."""
+    def _close_after_io_error(self, error: sqlite3.Error) -> None:
+        """Close the connection after an I/O error: once a volume was unmounted, only reopening the file helps."""
         if _code(error) == sqlite3.SQLITE_IOERR and self._folder is not None:
             self.connection.close()
             self._id = None
 
-    def _stay_with_the_file(self) -> None:
-        """Another process may have set the file aside, or a person removed it: what we write must be found again."""
+    def _reopen_if_replaced(self) -> None:
+        """Reopen the file if it was set aside, removed or replaced, so that what is written can be found again."""
         if self._folder is None or self._closed:
             return
         try:
             found = os.stat(self.path)
         except FileNotFoundError:
-            self._reopen("it is gone")
+            self._reopen("it was deleted")
             return
         if (found.st_dev, found.st_ino) != self._id:
-            self._reopen("another has taken its place" if self._id else "it could not be read or written")
+            self._reopen("it was replaced" if self._id else "it could not be read or written")
 
     def _reopen(self, reason: str, damaged: tuple[int, int] | None = None) -> None:
-        """If it fails, all stays as it was, and the next call tries again."""
+        """Open the file again, setting a damaged one aside. If it fails, the next call tries again."""
         old = self.connection
         if damaged is not None:
             old.close()  # Windows moves no file that is open
             self._id = None
         self._open(damaged)
         old.close()
-        log.error("journal file lost while in use, going on with another", path=str(self.path), reason=reason)
+        log.error("journal file lost while in use, continuing with another one", path=str(self.path), reason=reason)
 
     def _open(self, damaged: tuple[int, int] | None = None) -> None:
         if self._folder is None:
             self.connection = _connect(":memory:", self._sync)
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with OpeningLock(self._folder):
-            stands = self._lock is not None and self._lock.stands()
-            lock = self._lock if self._lock and stands else OwnerLock(self._folder / "owners", self.owner)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with FolderLock(self._folder):
+            stands = self._lock is not None and self._lock.is_in_place()
+            lock = self._lock if self._lock and stands else ProcessLock(self._folder / "owners", self.owner)
             try:
                 self._open_in(self._folder, damaged)
             except BaseException:
@@ -168,37 +168,37 @@ class StateFile:
                     lock.release()
                 raise
             if self._lock is not None and lock is not self._lock:
-                self._lock.let_go()
+                self._lock.close()
             self._lock = lock
 
     def _open_in(self, folder: Path, damaged: tuple[int, int] | None) -> None:
         if damaged is not None and self.path.exists() and _id_of(self.path) == damaged:
-            _set_aside(self.path)  # unless another process has done so already
-        connection = _open_patiently(self.path, self._sync)
+            _set_aside(self.path)  # skipped if another process has already done so
+        connection = _open_with_retries(self.path, self._sync)
         try:
-            self._sweep(connection)
-            remove_dead(folder / "owners", self.owner)
+            self._delete_dead_claims(connection)
+            remove_dead_locks(folder / "owners", self.owner)
             found = _id_of(self.path)
         except BaseException:
             connection.close()
             raise
         self.connection, self._id = connection, found
 
-    def _sweep(self, connection: sqlite3.Connection) -> None:
-        """Claims that nobody holds any more and that left no trace."""
+    def _delete_dead_claims(self, connection: sqlite3.Connection) -> None:
+        """Delete claims of dead processes on attempts that were not begun."""
         unfinished = "owner IS NULL AND result IS NULL"
         holders = connection.execute(f"SELECT DISTINCT holder FROM attempts WHERE {unfinished}").fetchall()
         for (holder,) in holders:
             if self.is_dead(str(holder)):
                 connection.execute(f"DELETE FROM attempts WHERE {unfinished} AND holder = ?", (holder,))
 
-    def _down(self, error: Exception) -> StoreDown:
+    def _store_down(self, error: Exception) -> StoreDown:
         mine = f"; this process runs as {_user()}" if isinstance(error, PermissionError) else ""
         return StoreDown(f"journal {self.path}: {error}{mine}")
 
 
-class OpeningLock:
-    """One process at a time opens, sets aside or sweeps."""
+class FolderLock:
+    """Lock on a folder: one process at a time opens, sets aside or sweeps its file. Entering raises TimeoutError."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "journal.lock"
@@ -206,7 +206,7 @@ class OpeningLock:
 
     def __enter__(self) -> None:
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        deadline = time.monotonic() + OPENING_SECONDS
+        deadline = time.monotonic() + OPEN_TIMEOUT_SECONDS
         while not try_lock(self._fd):
             if time.monotonic() > deadline:
                 os.close(self._fd)
@@ -217,9 +217,12 @@ class OpeningLock:
         os.close(self._fd)
 
 
-def _open_patiently(path: Path, sync: bool) -> sqlite3.Connection:
-    """To repair a file after a crash, SQLite needs it for itself, and does not wait for one who happens to read it."""
-    deadline = time.monotonic() + OPENING_SECONDS
+def _open_with_retries(path: Path, sync: bool) -> sqlite3.Connection:
+    """Open the file, retrying while it is busy.
+
+    SQLite needs exclusive access to recover a file after a crash, and fails at once if another process reads it.
+    """
+    deadline = time.monotonic() + OPEN_TIMEOUT_SECONDS
     while True:
         try:
             return _open_or_set_aside(path, sync)
@@ -250,13 +253,13 @@ def _set_aside(path: Path) -> None:
     for suffix in ("-wal", "-shm"):
         if (part := path.with_name(path.name + suffix)).exists():
             os.rename(part, aside.with_name(aside.name + suffix))
-    log.error("journal set aside, starting afresh: undelivered results in it are not sent", set_aside=str(aside))
+    log.error("journal set aside, starting an empty one: undelivered results in it are not sent", set_aside=str(aside))
 
 
 def _open_checked(path: Path, sync: bool) -> sqlite3.Connection:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError:  # and we may have it open: SQLite would lose its locks if we closed it beside SQLite
+    except FileExistsError:  # don't open it: closing a second descriptor would drop SQLite's locks on the file
         if path.is_dir():
             raise _os_error(errno.EISDIR, path) from None
         if not os.access(path, os.R_OK | os.W_OK):
@@ -266,12 +269,12 @@ def _open_checked(path: Path, sync: bool) -> sqlite3.Connection:
 
 
 def _make_private(path: Path) -> None:
-    """Ours alone: results quote documents, and tokens grant callbacks. SQLite gives its side files the same mode."""
+    """Set the mode to 0600: results quote documents, and tokens grant callbacks. SQLite's side files get the same."""
     try:
-        if stat.S_IMODE(os.stat(path).st_mode) != PRIVATE:
-            os.chmod(path, PRIVATE)
-    except PermissionError as error:  # another's, or a file system without modes
-        log.warning("others may be able to read the journal", path=str(path), reason=str(error))
+        if stat.S_IMODE(os.stat(path).st_mode) != PRIVATE_MODE:
+            os.chmod(path, PRIVATE_MODE)
+    except PermissionError as error:  # owned by another user, or a file system without modes
+        log.warning("journal may be readable by other users", path=str(path), reason=str(error))
 
 
 def _os_error(number: int, path: Path) -> OSError:
@@ -308,30 +311,30 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def _check(connection: sqlite3.Connection, path: str) -> None:
-    """Before anything is changed."""
+    """Check that the file is a readable journal, before anything is changed. Raises sqlite3 errors, StoreTooNew."""
     empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
     if not empty and _pragma(connection, "application_id") != APPLICATION_ID:
         raise _damage("a SQLite file, but not a journal")
     version = _pragma(connection, "user_version")
     if version > SCHEMA_VERSION:
         raise StoreTooNew(
-            f"journal {path} has schema version {version} and this version of Lucius knows {SCHEMA_VERSION}: "
+            f"journal {path} has schema version {version} and this version of Lucius reads {SCHEMA_VERSION}: "
             "start the newer one that wrote it, or choose another data folder"
         )
-    if path != ":memory:" and os.stat(path).st_size <= CHECKED_UP_TO_BYTES:
+    if path != ":memory:" and os.stat(path).st_size <= MAX_CHECKED_BYTES:
         found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
         if found != "ok":
             raise _damage(found)
 
 
-def _damage(words: str) -> sqlite3.DatabaseError:
-    error = sqlite3.DatabaseError(words)
+def _damage(reason: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(reason)
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     return error
 
 
 def _code(error: sqlite3.Error) -> int:
-    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF  # the low byte; the rest is a finer distinction
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF  # the primary code; the rest is the extended code
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

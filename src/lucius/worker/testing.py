@@ -1,4 +1,4 @@
-"""Runs a step without bus or orchestrator: for the unit tests of a service.
+"""Runs a step without bus or orchestrator, for unit tests of a service.
 
 outcome = await run_step(service, "OCR", {"pages": [1]}, input=b"...", folder=tmp_path)
 assert outcome.result == {"pages": 1}
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from lucius.contract import CallbackUrls, Directive, ResultCallback, StepInput
-from lucius.worker.context import LocalLine
+from lucius.worker.context import LocalChannel
 from lucius.worker.execution import Executor
 from lucius.worker.service import Service
 from lucius.worker.timing import Timing
@@ -22,7 +22,7 @@ NOWHERE = "http://127.0.0.1:9/v1/callbacks"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The RESULT that would have been sent, and where the step's files are."""
+    """The RESULT that would have been sent, and the locations of the step's files."""
 
     status: str
     result: Any
@@ -34,7 +34,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     """The attempt's own folder: its artifacts and `manifest.json`."""
     output: Path
-    """What the client gets, if the step is the last one."""
+    """File that `output_ref` names, for the client if the step is the last one."""
 
     @property
     def succeeded(self) -> bool:
@@ -50,17 +50,20 @@ async def run_step(
     input: bytes | None = None,
     inputs: Mapping[str, StepInput] | None = None,
     last_step: bool = True,
-    line: LocalLine | None = None,
+    line: LocalChannel | None = None,
     **directive: Any,
 ) -> Outcome:
-    """Further members of the directive may be given by name. Runs the step as the runtime would, thread and all."""
+    """Run a step as the runtime would, in its thread or process, and return the outcome.
+
+    Further members of the directive may be given by name.
+    """
     document = folder / "input"
     if input is not None:
         await asyncio.to_thread(document.write_bytes, input)
     sent = _directive(service, step_type, dict(payload or {}), dict(inputs or {}), folder, last_step, directive)
-    executor = Executor(service, Places(blob_root=folder / "blobs"), Timing(), lambda: None)
+    executor = Executor(service, Places(blob_root=folder / "blobs", file_roots=(folder,)), Timing(), lambda: None)
     try:
-        body = await executor.execute(sent, line or LocalLine())
+        body = await executor.execute(sent, line or LocalChannel())
     finally:
         executor.close()
     said = msgspec.json.decode(body, type=ResultCallback)

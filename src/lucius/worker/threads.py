@@ -1,4 +1,4 @@
-"""Threads for blocking functions. Nobody can end a thread from outside, so those of fenced attempts are counted."""
+"""Threads for blocking functions. A thread can't be ended from outside, so those of fenced attempts are counted."""
 
 import asyncio
 import contextvars
@@ -9,15 +9,18 @@ from typing import Any
 
 
 class Threads:
-    """One daemon thread a call: it can't hold up the end of the process, and the runtime bounds how many there are."""
+    """Runs each call in a daemon thread, which can't hold up the process's exit. The runtime bounds their number."""
 
     def __init__(self, on_free: Callable[[], None]) -> None:
         self.stray = 0
-        """Threads that go on although nobody waits for them any more; each still takes up room."""
+        """Number of threads that still run after their call was cancelled; each still takes up room."""
         self._on_free = on_free
 
     async def run(self, function: Callable[[], Any], name: str) -> Any:
-        """What the function returns or raises. Cancelled, the thread is left to itself."""
+        """Run the function in a thread; return or raise what it does. Cancellation leaves the thread running.
+
+        Other than plain Exceptions, such as SystemExit, are raised as RuntimeError.
+        """
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Any] = loop.create_future()
         context = contextvars.copy_context()
@@ -27,9 +30,9 @@ class Threads:
             error: BaseException | None = None
             try:
                 result = context.run(function)
-            except BaseException as raised:  # noqa: BLE001 - handed to whoever waits
+            except BaseException as raised:  # noqa: BLE001 - raised in the waiting task
                 error = raised
-            with suppress(RuntimeError):  # the loop is closed: the process ends and nobody waits
+            with suppress(RuntimeError):  # the loop is closed: the process is ending
                 loop.call_soon_threadsafe(self._ended, outcome, result, error)
 
         threading.Thread(target=work, name=name, daemon=True).start()

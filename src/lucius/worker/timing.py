@@ -1,4 +1,4 @@
-"""Time and chance, in one place so that tests own both."""
+"""Clock, timers and randomness in one place, so that tests can control them."""
 
 import asyncio
 import random
@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-SHORTEST_PAUSE = 0.01
+from lucius.backoff import full_jitter
+
+MIN_BACKOFF_SECONDS = 0.01
 
 
 class Timer(Protocol):
@@ -15,7 +17,7 @@ class Timer(Protocol):
 
 class Timing:
     def now(self) -> float:
-        """Seconds that only go forward; not related to the calendar."""
+        """Return monotonic seconds, unrelated to wall-clock time."""
         return asyncio.get_running_loop().time()
 
     def wall(self) -> float:
@@ -36,13 +38,12 @@ class Timing:
             timer.cancel()
 
     def backoff(self, failures: int, *, base: float = 0.25, cap: float = 30.0) -> float:
-        """Exponential with full jitter, so that services that failed together do not return together."""
-        ceiling = min(cap, base * 2.0 ** min(failures - 1, 30))
-        return max(SHORTEST_PAUSE, ceiling * self.random())
+        """Return an exponential backoff in seconds, with full jitter so that services don't retry in step."""
+        return max(MIN_BACKOFF_SECONDS, full_jitter(failures, base, cap, self.random()))
 
 
-async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Until one of them is over; the others are dropped."""
+async def wait_first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait until one of the coroutines is done; cancel the others."""
     tasks = [asyncio.create_task(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

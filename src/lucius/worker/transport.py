@@ -1,4 +1,4 @@
-"""HTTP to the orchestrator: one keep-alive session, raw bytes in and out."""
+"""HTTP to the orchestrator over keep-alive sessions, raw bytes in and out."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -10,19 +10,19 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from lucius.worker.failure import retry_after_seconds
+from lucius.worker.failure import parse_retry_after
 from lucius.worker.resolver import Resolver
 
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 15.0
-BAD_ADDRESS = 421
-REQUESTS_PER_HOST = 16
-LONGEST_RETRY_AFTER = 300.0
+MISDIRECTED_REQUEST = 421
+MAX_CONNECTIONS_PER_HOST = 16
+MAX_RETRY_AFTER_SECONDS = 300.0
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Unreachable(Exception):
-    """No answer: nobody knows whether the request was taken."""
+    """No answer: whether the request was processed is unknown."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -32,7 +32,9 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Transport:
-    def __init__(self) -> None:
+    def __init__(self, headers: Mapping[str, str] | None = None) -> None:
+        """`headers` go with every request."""
+        self._headers = {**(headers or {}), "Content-Type": "application/json"}
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def __aenter__(self) -> Self:
@@ -52,8 +54,11 @@ class Transport:
         *,
         aside: bool = False,
     ) -> Reply:
-        """POST JSON. Redirects are not followed: the token is for this address only. What goes `aside` takes up no
-        connection that the rest may need, be it to the same host."""
+        """POST JSON and return the answer. Raises Unreachable.
+
+        Redirects are not followed: the token is for this address only. Requests sent `aside` use a connection pool of
+        their own, even to the same host. An unusable URL is answered with 421 BAD_CALLBACK_URL.
+        """
         if token:
             headers = {**(headers or {}), "Authorization": f"Bearer {token}"}
         try:
@@ -61,8 +66,8 @@ class Transport:
                 _parse(url), data=body, headers=headers, allow_redirects=False
             ) as response:
                 answer = await response.read()
-                asked = retry_after_seconds(response.headers.get("Retry-After")) or 0.0
-                return Reply(response.status, answer, min(LONGEST_RETRY_AFTER, asked))
+                asked = parse_retry_after(response.headers.get("Retry-After")) or 0.0
+                return Reply(response.status, answer, min(MAX_RETRY_AFTER_SECONDS, asked))
         except aiohttp.InvalidURL as error:
             return _no_address(error)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -78,19 +83,19 @@ class Transport:
         if aside not in self._sessions:
             self._sessions[aside] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=0, limit_per_host=REQUESTS_PER_HOST, keepalive_timeout=60, resolver=Resolver()
+                    limit=0, limit_per_host=MAX_CONNECTIONS_PER_HOST, keepalive_timeout=60, resolver=Resolver()
                 ),
                 timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                headers={"Content-Type": "application/json"},
+                headers=self._headers,
                 skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
             )
         return self._sessions[aside]
 
 
 def _no_address(error: Exception) -> Reply:
-    """Nobody can be reached there, now or later."""
-    return Reply(BAD_ADDRESS, msgspec.json.encode({"code": "BAD_CALLBACK_URL", "detail": str(error)}))
+    """Return the reply for a URL that can never be reached."""
+    return Reply(MISDIRECTED_REQUEST, msgspec.json.encode({"code": "BAD_CALLBACK_URL", "detail": str(error)}))
 
 
 @lru_cache(maxsize=1024)
@@ -100,7 +105,7 @@ def _parse(url: str) -> URL:
 
 @lru_cache(maxsize=1024)
 def origin(url: str) -> tuple[str, str, int] | None:
-    """Scheme, host and port; None if it is not an HTTP address."""
+    """Return scheme, host and port of a URL; None if it is not an HTTP address."""
     try:
         parts = urlsplit(url)
         port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)

@@ -1,4 +1,4 @@
-"""What a picture of a protocol shows, and that whoever draws it can read it."""
+"""Diagrams of protocols: what they show, and that renderers accept them."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -8,17 +8,17 @@ import pytest
 from lucius.authoring.graph import Edge, Flow, graph_of
 from lucius.authoring.mermaid import mermaid
 from lucius.authoring.svg import svg, wrapped
-from lucius.core.protocol import Protocol
+from lucius.core.protocol.definition import ProtocolDefinition
 from tests.unit.authoring.support import approval, call, decision, protocol, task, wait
 
 NASTY = '"quoted" <b>&amp; `code` #1; {x} | %% end é 日本'
 
 
-def edges(made: Protocol) -> list[tuple[str, str, str, str]]:
+def edges(made: ProtocolDefinition) -> list[tuple[str, str, str, str]]:
     return [(e.source, e.target, e.kind, e.label) for e in graph_of(made).flow.edges]
 
 
-def test_steps_follow_each_other_to_the_end() -> None:
+def test_steps_are_linked_in_sequence_to_the_end() -> None:
     assert edges(protocol(task("a"), task("b"))) == [
         ("START", "a", "flow", ""),
         ("a", "b", "flow", ""),
@@ -34,7 +34,7 @@ def test_only_failure_paths_that_the_protocol_names_are_drawn() -> None:
     ]
 
 
-def test_a_rejection_and_a_late_approval_have_their_own_arrows() -> None:
+def test_rejection_and_approval_timeout_have_their_own_edges() -> None:
     made = protocol(approval("a", "x", timeout_ms=7_200_000, on_failure="b", on_timeout="c"), task("b"), task("c"))
     assert [e[1:] for e in edges(made) if e[2] == "failure"] == [
         ("b", "failure", "rejected"),
@@ -53,12 +53,12 @@ def test_choices_carry_their_expressions() -> None:
     assert ("d", "FAIL", "choice", "otherwise") in edges(made)
 
 
-def test_a_step_that_a_loop_comes_back_to_tells_how_often() -> None:
+def test_step_with_a_visit_limit_shows_it() -> None:
     made = protocol(task("a", max_visits=4), wait("w", duration_ms=1000, on_success="a"))
     assert "at most 4 visits" in graph_of(made).flow.nodes[1].notes
 
 
-def test_containers_hold_flows_of_their_own_and_show_an_end_only_where_it_is_early() -> None:
+def test_containers_contain_flows_and_show_only_early_ends() -> None:
     inner = [decision("d", "b", SUCCEED="item.done"), task("b")]
     mapped = {"step_id": "m", "kind": "map", "map": {"items": "input.list", "max_parallel": 3, "steps": inner}}
     branches = {"one": [task("x")], "two": [task("y")]}
@@ -70,7 +70,7 @@ def test_containers_hold_flows_of_their_own_and_show_an_end_only_where_it_is_ear
     assert p.inner[0] == Flow("one", p.inner[0].nodes, ())
 
 
-def test_a_handler_stands_beside_its_step() -> None:
+def test_handler_is_drawn_beside_its_step() -> None:
     made = protocol(task("a", compensation=task("undo")))
     node = graph_of(made).flow.nodes[1]
     assert node.handler is not None
@@ -96,8 +96,8 @@ LINES = [
 ]
 
 
-def everything() -> Protocol:
-    """Every kind, with names and texts that mean something to Mermaid, Markdown or XML."""
+def everything() -> ProtocolDefinition:
+    """Return a protocol with every kind of step, with names and texts that are syntax in Mermaid, Markdown or XML."""
     inner = [task("i-1", on_failure="i-2"), approval("i-2", NASTY, on_failure="SUCCEED"), task("subgraph")]
     return protocol(
         task("end", on_failure="o"),
@@ -119,11 +119,11 @@ def everything() -> Protocol:
 
 
 @pytest.mark.parametrize("line", mermaid(graph_of(everything())).splitlines())
-def test_every_line_of_mermaid_is_one_of_few_forms_and_nothing_in_a_label_can_end_it(line: str) -> None:
+def test_each_mermaid_line_matches_a_known_form_with_escaped_labels(line: str) -> None:
     assert any(form.fullmatch(line.strip()) for form in LINES), line
 
 
-def test_mermaid_ids_are_there_once() -> None:
+def test_mermaid_ids_are_unique_and_edges_use_known_ids() -> None:
     text = mermaid(graph_of(everything()))
     made = re.findall(r"^ *(?:subgraph )?(\w+)[\[({>]", text, re.MULTILINE)
     assert len(made) == len(set(made))
@@ -131,7 +131,7 @@ def test_mermaid_ids_are_there_once() -> None:
     assert {end for arrow in arrows for end in arrow} <= set(made)
 
 
-def test_svg_is_xml_whatever_the_texts_say() -> None:
+def test_svg_is_valid_xml_for_any_text() -> None:
     root = ET.fromstring(svg(graph_of(everything())))
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert f"P version 1: {NASTY}" in texts

@@ -1,4 +1,4 @@
-"""Nothing in a drawing lies on anything else."""
+"""Elements of a drawn protocol do not overlap."""
 
 from collections.abc import Iterator
 from itertools import combinations, pairwise
@@ -35,7 +35,7 @@ def test_boxes_and_labels_do_not_overlap(graph: tuple[list[Box], list[Arrow]]) -
 
 @settings(max_examples=150, deadline=None)
 @given(graphs())
-def test_no_arrow_runs_through_a_box(graph: tuple[list[Box], list[Arrow]]) -> None:
+def test_arrows_do_not_cross_boxes(graph: tuple[list[Box], list[Arrow]]) -> None:
     made, arrows = graph
     layout = lay_out(made, arrows)
     for arrow, route in zip(arrows, layout.routes, strict=True):
@@ -72,7 +72,7 @@ def test_a_list_of_steps_is_drawn_as_one_straight_line() -> None:
     assert [y for _, y in layout.nodes] == sorted(y for _, y in layout.nodes)
 
 
-def test_what_leads_to_a_fork_stays_in_line_however_uneven_the_fork_is() -> None:
+def test_steps_before_a_fork_stay_in_line_for_uneven_branches() -> None:
     made = [Box(40, 40, 30)] * 6
     arrows = [Arrow(0, 1), Arrow(1, 2), Arrow(2, 3, (190, 14)), Arrow(2, 4, (10, 14)), Arrow(4, 5)]
     xs = [x for x, _ in lay_out(made, arrows).nodes]
@@ -80,13 +80,13 @@ def test_what_leads_to_a_fork_stays_in_line_however_uneven_the_fork_is() -> None
     assert abs(xs[4] - xs[5]) < 0.001
 
 
-def test_a_graph_of_many_nodes_is_laid_out_in_a_moment() -> None:
+def test_graph_of_many_nodes_is_laid_out_quickly() -> None:
     many = 300
     arrows = [Arrow(n, n + 1) for n in range(many - 1)] + [Arrow(n, n + 7, (80, 14)) for n in range(0, many - 8, 5)]
     assert len(lay_out([Box(40, 40, 30)] * many, arrows).nodes) == many
 
 
-def test_positions_keep_their_order_and_distance_and_stay_near_what_is_wanted() -> None:
+def test_fitted_positions_keep_order_and_distance_near_the_wanted_ones() -> None:
     assert fitted([0, 0, 100], [1, 1, 1], [10, 10]) == [-5, 5, 100]
     assert fitted([5], [1], []) == [5]
     assert fitted([], [], []) == []
@@ -102,7 +102,7 @@ def _labels(arrows: list[Arrow], layout: Layout) -> Iterator[Rect]:
         if arrow.label is not None and route.label_at is not None:
             (width, height), (x, y) = arrow.label, route.label_at
             way_up = abs(route.points[2][1] - route.points[3][1]) if route.straight else height
-            if height <= way_up:  # a label may be higher than the way back that it stands on is long
+            if height <= way_up:  # a label may be taller than the length of the back edge that it is on
                 yield x - width / 2, y - height / 2, x + width / 2, y + height / 2
 
 
@@ -111,7 +111,7 @@ def _overlap(a: Rect, b: Rect) -> bool:
 
 
 def _along(points: tuple[Point, ...], straight: bool) -> Iterator[Point]:
-    """The curve that the picture has between two points, or the line."""
+    """Yield points of the segment between two points as the picture draws it, curved or straight."""
     for (x, y), (next_x, next_y) in pairwise(points):
         middle = (y + next_y) / 2
         for t in (n / 12 for n in range(1, 12)):

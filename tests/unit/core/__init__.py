@@ -1,4 +1,4 @@
-"""The rules of the pure core: one story at a time, every pair of state and input, and random histories."""
+"""The rules of the pure core: single stories, every pair of state and input, and random histories."""
 
 import pytest
 

@@ -1,9 +1,9 @@
-"""What people and the engine's own housekeeping do to a job, as words of a story."""
+"""Acts of operators and of the engine's housekeeping on a job, as methods of a story."""
 
 from typing import Any
 
-from lucius.core.decision import Refused, Reply
-from lucius.core.inputs import (
+from lucius.core.model.decision import Refused, Reply
+from lucius.core.model.inputs import (
     Adopt,
     Cancel,
     CastVote,
@@ -18,14 +18,15 @@ from lucius.core.inputs import (
     RetryHandOver,
     Skip,
 )
-from lucius.core.model import Quarantined, ReviewItem, ReviewKind, ReviewStatus
-from tests.unit.core.invariants import Books
+from lucius.core.model.records import Quarantined, ReviewItem
+from lucius.core.model.statuses import ReviewKind, ReviewStatus
+from tests.unit.core.invariants import CheckedRecords
 
 WHY = "because"
 
 
 class Acts:
-    books: Books
+    records: CheckedRecords
 
     def feed(self, *inputs: Input) -> Reply:
         raise NotImplementedError
@@ -58,16 +59,16 @@ class Acts:
         return self.feed(Compensate(by="ada", reason=WHY))
 
     def adopt(self, kept: Quarantined | None = None) -> Reply:
-        """The last result that was quarantined, unless another is named."""
-        kept = kept or self.books.quarantined[-1]
+        """Adopt the last quarantined result, or `kept`."""
+        kept = kept or self.records.quarantined[-1]
         review_id = f"{kept.job_id}~{kept.step_id}~{kept.attempt_no}~{kept.lease_id}"
-        held = (a for (step_id, _), a in self.books.history.items() if step_id == kept.step_id)
+        held = (a for (step_id, _), a in self.records.history.items() if step_id == kept.step_id)
         key = next((attempt.idempotency_key for attempt in held if attempt.lease_id == kept.lease_id), "")
-        item = self.books.reviews.get(review_id)
+        item = self.records.reviews.get(review_id)
         return self.feed(Adopt(kept=kept, by="ada", reason=WHY, idempotency_key=key, item=item))
 
     def discard(self, item: ReviewItem | None = None) -> Reply:
-        """The job's own review item, unless another is named."""
+        """Discard the job's own review item, or `item`."""
         return self.feed(Discard(item=item or self.own_review, by="ada", reason=WHY))
 
     def retry_hand_over(self) -> Reply:
@@ -78,17 +79,17 @@ class Acts:
 
     @property
     def own_review(self) -> ReviewItem:
-        assert self.books.job is not None
-        assert self.books.job.review is not None, "nothing of this job is under review"
-        return self.books.job.review
+        assert self.records.job is not None
+        assert self.records.job.review is not None, "nothing of this job is under review"
+        return self.records.job.review
 
     def open_reviews(self) -> list[tuple[ReviewKind, str | None]]:
-        """Kind and step of what a person has yet to look at."""
-        items = self.books.reviews.values()
+        """Return kind and step of every open review item."""
+        items = self.records.reviews.values()
         return [(item.kind, item.step_id) for item in items if item.status is ReviewStatus.OPEN]
 
 
 def code_of(reply: Reply) -> str:
-    """Why it was refused."""
+    """Return the code of the refusal."""
     assert isinstance(reply, Refused), reply
     return reply.code

@@ -1,21 +1,24 @@
-"""Words to tell a job's story with: submit it, hand its steps over, let services speak and time pass.
+"""Builders for the story of one job: submit it, hand over its steps, send callbacks, and let time pass.
 
-Every decision of every story is checked against the invariants of `invariants.py`. It is made twice: on as little of
-the job as a ledger would load for it, and on the whole. Both must be the same: the core has no memory and no dice.
+Every decision of every story is checked against the invariants of `invariants.py`. It is made twice: on the part of the
+job that a ledger would load for it, and on the whole job. Both must be equal: the core has no state and no randomness.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from lucius.core.decide import Takers, answer_all, decide_all
-from lucius.core.decision import Applied, CallbackReply, Decision, Defaults, Env, JobView, MissingSteps, Reply
-from lucius.core.inputs import (
+from lucius.core.decide.decide import answer_all, decide_all
+from lucius.core.decide.transitions import NOT_STARTED
+from lucius.core.model.decision import Applied, CallbackReply, Decision, Defaults, Env, JobSnapshot, MissingSteps, Reply
+from lucius.core.model.inputs import (
     Ack,
     Callback,
     Cap,
+    Capacity,
     DeadlinePassed,
     Failed,
     HandedOver,
@@ -29,26 +32,13 @@ from lucius.core.inputs import (
     Submit,
     Succeeded,
 )
-from lucius.core.model import (
-    Attempt,
-    Command,
-    Disposition,
-    ErrorInfo,
-    FailureClass,
-    Job,
-    JobStatus,
-    Mode,
-    OutboxRow,
-    OutboxStatus,
-    Step,
-    StepStatus,
-)
-from lucius.core.protocol import Policies, Protocol, RetryPolicy, StepSpec, digest
-from lucius.core.routing import route
-from lucius.core.transitions import NOT_STARTED
+from lucius.core.model.records import Attempt, Command, ErrorInfo, Job, OutboxRow, ProgressCounts, Step
+from lucius.core.model.routing import route
+from lucius.core.model.statuses import Disposition, FailureClass, JobStatus, Mode, OutboxStatus, StepStatus
+from lucius.core.protocol.definition import Policies, ProtocolDefinition, RetryPolicy, StepSpec, digest
 from tests.unit.core.acts import Acts
 from tests.unit.core.expressions import PythonTools
-from tests.unit.core.invariants import Books
+from tests.unit.core.invariants import CheckedRecords
 from tests.unit.core.spoken import Lease, failure, success
 
 SECOND = 1_000
@@ -56,18 +46,18 @@ MINUTE = 60 * SECOND
 T0 = 1_700_000_000_000
 JOB_ID = "job-1"
 STEPS = ("ocr", "embedding", "sis")
-NEVER_LEASED = "lease-of-nobody"
+NEVER_LEASED = "lease-never-given-out"
 MAX_LOADS = 30
 MAX_DECISIONS = 200
 
 
 def three_steps(
     *, job_timeout_ms: int | None = None, retry: RetryPolicy | None = None, first: dict[str, Any] | None = None
-) -> Protocol:
-    """OCR, EMBEDDING, SIS. `first` sets fields of the first step only."""
+) -> ProtocolDefinition:
+    """Return a protocol of OCR, EMBEDDING and SIS. `first` sets fields of the first step only."""
     policy = retry or RetryPolicy(backoff_strategy="exponential")
     specs = tuple(StepSpec(step_id=s, step_type=s.upper(), service=f"{s}-svc", retry_policy=policy) for s in STEPS)
-    return Protocol(
+    return ProtocolDefinition(
         protocol_id="OCR_EMBEDDING_SIS",
         version=1,
         request_type="OCR_EMBEDDING_SIS",
@@ -94,7 +84,7 @@ FENCED = (Callback, HandOverStarted, HandOverReleased, HandedOver, HandOverFaile
 
 
 class CountedIds:
-    """Ids that tell how many were made, and can be taken back so that a decision can be made again."""
+    """Generates numbered ids. Resetting `made` takes ids back, so that a decision can be repeated."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -105,11 +95,11 @@ class CountedIds:
 
 
 class Story(Acts):
-    """A job and all that is kept of it, in a ledger as small as can be."""
+    """A job and all its records, in a minimal ledger."""
 
     def __init__(
         self,
-        protocol: Protocol | None = None,
+        protocol: ProtocolDefinition | None = None,
         *,
         jitter: float = 0.5,
         defaults: Defaults | None = None,
@@ -124,21 +114,21 @@ class Story(Acts):
         self.tenant_id = tenant_id
         self.payload = payload
         self.caps = caps
-        self.takers: Takers | None = None
-        """Services that wait for directives."""
-        self.books = Books()
+        self.capacity: Callable[[], Mapping[str, Capacity]] = dict
+        """Returns the reserved capacity of services that wait for directives."""
+        self.records = CheckedRecords()
         self.last: Decision | None = None
 
-    # what is known
+    # State
 
     @property
     def job(self) -> Job:
-        assert self.books.job is not None, "nothing was submitted yet"
-        return self.books.job
+        assert self.records.job is not None, "nothing was submitted yet"
+        return self.records.job
 
     @property
     def steps(self) -> dict[str, Step]:
-        return self.books.steps
+        return self.records.steps
 
     @property
     def step(self) -> Step:
@@ -161,7 +151,7 @@ class Story(Acts):
     @property
     def row(self) -> OutboxRow:
         """The outbox row of the current attempt."""
-        return self.books.rows[self.attempt.outbox_id]
+        return self.records.rows[self.attempt.outbox_id]
 
     @property
     def decision(self) -> Decision:
@@ -173,8 +163,8 @@ class Story(Acts):
         return self.job.status
 
     @property
-    def view(self) -> JobView:
-        return JobView(self.job, self.protocol, dict(self.steps))
+    def view(self) -> JobSnapshot:
+        return JobSnapshot(self.job, self.protocol, dict(self.steps))
 
     def status_of(self, step_id: str) -> StepStatus:
         if step_id in self.steps:
@@ -185,67 +175,67 @@ class Story(Acts):
         return [str(self.status_of(step_id)) for step_id in step_ids or STEPS]
 
     def history(self, step_id: str = "ocr") -> list[str]:
-        """How the step's ended attempts ended, oldest first."""
-        return [str(a.outcome) for (step, _), a in self.books.history.items() if step == step_id]
+        """Return the outcomes of the step's ended attempts, oldest first."""
+        return [str(a.outcome) for (step, _), a in self.records.history.items() if step == step_id]
 
     def pending_rows(self) -> list[OutboxRow]:
-        return [row for row in self.books.rows.values() if row.status is OutboxStatus.PENDING]
+        return [row for row in self.records.rows.values() if row.status is OutboxStatus.PENDING]
 
     def event_types(self) -> list[str]:
-        return [event.type for event in self.books.events]
+        return [event.type for event in self.records.events]
 
-    # what happens
+    # Inputs
 
     def feed(self, *inputs: Input) -> Reply:
-        """Decide on these inputs at this instant and keep the outcome, as the service layer would."""
+        """Decide on these inputs now and keep the outcome, as the service layer would; return the reply."""
         self.last = decision = self._decide(inputs)
         self._check_fencing(inputs, decision)
-        self.books.keep(decision, self.now, self.env, len(inputs))
+        self.records.keep(decision, self.now, self.env, len(inputs))
         return decision.reply
 
     def _decide(self, inputs: Sequence[Input]) -> Decision:
-        if self.books.job is None:
-            return decide_all(None, inputs, self.now, self.env, self.takers)
+        if self.records.job is None:
+            return decide_all(None, inputs, self.now, self.env, self.capacity())
         before_it = self.ids.made
         first = self._decide_on_what_it_asks_for(inputs)
         after_it, self.ids.made = self.ids.made, before_it
         whole = self.view
         before = msgspec.json.encode(whole)
-        again = decide_all(whole, inputs, self.now, self.env, self.takers)
+        again = decide_all(whole, inputs, self.now, self.env, self.capacity())
         assert again == first, "a decision on a part of the job differs from one on the whole of it"
         assert self.ids.made == after_it
-        if first.given:
+        if first.handed_over:
             self.ids.made = before_it
             self._check_given(whole, inputs, first)
         self.ids.made = before_it
         answered = answer_all(whole, inputs, self.now, self.env)
         assert answered.replies == first.replies, "an answer depends on what follows from it"
         assert first.changes or not answered.changes
+        assert {step.step_id for step in answered.steps} <= {step.step_id for step in first.steps}
         self.ids.made = after_it
         assert msgspec.json.encode(whole) == before, "decide changed what it was given"
         return first
 
-    def _check_given(self, view: JobView, inputs: Sequence[Input], decision: Decision) -> None:
-        """To be given a directive at once is to be handed it over at once, and nothing else."""
-        takers = [self.takers(row.service, row.tenant_id) if self.takers else None for row in decision.given]
+    def _check_given(self, view: JobSnapshot, inputs: Sequence[Input], decision: Decision) -> None:
+        """Check that an immediate hand-over equals a separate one."""
+        capacity = self.capacity()
         given = [
-            HandedOver(row.step_id, row.attempt_no, row.lease_id, taker.caps)
-            for row, taker in zip(decision.given, takers, strict=True)
-            if taker is not None
+            HandedOver(row.step_id, row.attempt_no, row.lease_id, capacity[row.service].caps)
+            for row in decision.handed_over
         ]
-        told = decide_all(view, (*inputs, *given), self.now, self.env)
-        assert replace(told, replies=decision.replies, given=decision.given) == decision
+        separate = decide_all(view, (*inputs, *given), self.now, self.env)
+        assert replace(separate, replies=decision.replies, handed_over=decision.handed_over) == decision
 
     def _decide_on_what_it_asks_for(self, inputs: Sequence[Input]) -> Decision:
-        """Begin with the active steps and those that the inputs name, and add what is missed: as a ledger does."""
+        """Decide on the active and named steps, and load missing ones until the decision succeeds, as a ledger does."""
         made = self.ids.made
         asked = {*self.job.active, *(named for i in inputs if (named := getattr(i, "step_id", None)) is not None)}
         for _ in range(MAX_LOADS):
             self.ids.made = made
             steps = {step_id: self.steps[step_id] for step_id in asked if step_id in self.steps}
             try:
-                view = JobView(self.job, self.protocol, steps, frozenset(asked))
-                decision = decide_all(view, inputs, self.now, self.env, self.takers)
+                view = JobSnapshot(self.job, self.protocol, steps, frozenset(asked))
+                decision = decide_all(view, inputs, self.now, self.env, self.capacity())
             except MissingSteps as missing:
                 asked |= missing.step_ids
             else:
@@ -253,13 +243,13 @@ class Story(Acts):
         raise AssertionError(f"after {MAX_LOADS} loads it still misses steps")
 
     def _check_fencing(self, inputs: Sequence[Input], decision: Decision) -> None:
-        """What is applied speaks for the lease that is current when the decision begins: a batch has only one."""
+        """Check that applied callbacks carry the lease that is current when the decision begins: a batch has one."""
         for happened, reply in zip(inputs, decision.replies, strict=True):
             applied = reply == Applied() or getattr(reply, "disposition", None) is Disposition.APPLIED
             if not applied or not isinstance(happened, FENCED):
                 continue
             named = Lease(happened.step_id, happened.attempt_no, happened.lease_id)
-            assert named == self.lease_of(happened.step_id), "a fenced attempt was heard"
+            assert named == self.lease_of(happened.step_id), "a callback of a fenced attempt was applied"
 
     def submission(self, job_id: str = JOB_ID) -> Submit:
         routing = route(self.tenant_id, None, Mode.DEFAULT, "GLOBAL_CONFIG", "default mode")
@@ -284,8 +274,10 @@ class Story(Acts):
     def release(self, lease: Lease | None = None) -> Reply:
         return self.feed(HandOverReleased(*(lease or self.lease)))
 
-    def hand_over(self, lease: Lease | None = None, caps: tuple[Cap, ...] = ()) -> Reply:
-        return self.feed(HandedOver(*(lease or self.lease), caps=caps))
+    def hand_over(
+        self, lease: Lease | None = None, caps: tuple[Cap, ...] = (), tenant_bound: bool | UnsetType = UNSET
+    ) -> Reply:
+        return self.feed(HandedOver(*(lease or self.lease), caps=caps, tenant_bound=tenant_bound))
 
     def refuse_hand_over(self, lease: Lease | None = None) -> Reply:
         error = ErrorInfo("HANDOVER_FAILED", "the bus refused the message")
@@ -298,9 +290,17 @@ class Story(Acts):
         step_id, attempt_no, lease_id = lease or self.lease
         return self._said(Ack(step_id=step_id, attempt_no=attempt_no, lease_id=lease_id, extra=extra))
 
-    def heartbeat(self, lease: Lease | None = None, progress: float | None = None, **extra: Any) -> Disposition:
+    def heartbeat(
+        self,
+        lease: Lease | None = None,
+        progress: float | None = None,
+        counts: ProgressCounts | None = None,
+        **extra: Any,
+    ) -> Disposition:
         step_id, attempt_no, lease_id = lease or self.lease
-        beat = Heartbeat(step_id=step_id, attempt_no=attempt_no, lease_id=lease_id, extra=extra, progress=progress)
+        beat = Heartbeat(
+            step_id=step_id, attempt_no=attempt_no, lease_id=lease_id, extra=extra, progress=progress, counts=counts
+        )
         return self._said(beat)
 
     def succeed(self, lease: Lease | None = None, result: Any = None, **extra: Any) -> Disposition:
@@ -326,7 +326,7 @@ class Story(Acts):
 
     @property
     def answer(self) -> CallbackReply:
-        """What the last callback was told."""
+        """Return the reply to the last callback."""
         assert isinstance(self.decision.reply, CallbackReply)
         return self.decision.reply
 
@@ -344,15 +344,15 @@ class Story(Acts):
         return self.feed(DeadlinePassed(resumed_at, as_of))
 
     def tick_when_due(self, resumed_at: int = 0) -> Reply:
-        """Nothing happens until the job's clock rings."""
+        """Advance the clock to the job's next deadline and tick."""
         assert self.job.due_at is not None, "this job has no clock"
         self.now = max(self.now, self.job.due_at)
         return self.tick(resumed_at)
 
-    # how far it got
+    # Shortcuts to a state
 
     def dispatched(self) -> "Story":
-        """Accepted and taken: the first attempt waits in the outbox."""
+        """Accept and start the job: the first attempt waits in the outbox."""
         self.feed(self.submission(), Start())
         return self
 
@@ -369,7 +369,7 @@ class Story(Acts):
         return self
 
     def next_attempt(self) -> "Story":
-        """The backoff passes and the step is tried again."""
+        """Let the backoff pass, which starts the next attempt."""
         assert self.step.status is StepStatus.FAILED_RETRY
         self.tick_when_due()
         return self
@@ -387,20 +387,20 @@ class Story(Acts):
         return self
 
     def do(self, *step_ids: str, result: Any = None) -> "Story":
-        """Services do these steps, one after the other."""
+        """Complete these steps, one after the other."""
         for step_id in step_ids:
             self.hand_over(self.lease_of(step_id))
             assert self.succeed(self.lease_of(step_id), result) is Disposition.APPLIED
         return self
 
     def botch(self, step_id: str, failure_class: FailureClass = FailureClass.NON_RETRYABLE) -> "Story":
-        """A service fails at this step; unless told otherwise, for good."""
+        """Fail this step; by default permanently."""
         self.hand_over(self.lease_of(step_id))
         assert self.fail(self.lease_of(step_id), failure_class) is Disposition.APPLIED
         return self
 
     def settle(self) -> "Story":
-        """What a decision had to leave over goes on, as an engine would have it, until nothing is due now."""
+        """Tick as an engine would, until nothing is due now: a decision may leave work for the next one."""
         for _ in range(MAX_DECISIONS):
             if self.job.due_at is None or self.job.due_at > self.now:
                 return self

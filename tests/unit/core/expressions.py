@@ -1,4 +1,4 @@
-"""Tools for the core that need no library: expressions are Python's own, over the same names as the real ones."""
+"""Expression tools for the core without a library: Python's own expressions over the names of the real ones."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from lucius.core.tools import ToolError
+from lucius.core.model.tools import ToolError
 
 ROOTS = frozenset({"input", "job", "steps", "item", "item_index"})
 _EXPRESSION = re.compile(r"\$\{([^}]*)\}")
@@ -15,7 +15,7 @@ _TYPES = {"object": dict, "array": list, "string": str, "integer": int, "null": 
 
 
 class Members(dict[str, Any]):
-    """An object whose members are read with a dot."""
+    """An object whose members are read as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         return _wrapped(self[name])
@@ -36,7 +36,7 @@ def _compiled(expression: str) -> tuple[CodeType, frozenset[str]]:
 
 
 def _path(node: ast.AST) -> tuple[str, ...]:
-    """`steps.ocr` of `steps.ocr.result.pages`, `input` of `input.n`."""
+    """Return the root of a path: `steps.ocr` for `steps.ocr.result.pages`, `input` for `input.n`."""
     match node:
         case ast.Name(id=name):
             return (name,)
@@ -47,10 +47,19 @@ def _path(node: ast.AST) -> tuple[str, ...]:
 
 
 class PythonTools:
-    """Fails like the real ones: whatever is wrong with an expression or its values is a ToolError."""
+    """Fails like the real tools: any error in an expression or its values is a ToolError."""
 
     def names(self, expression: str) -> frozenset[str]:
         return _compiled(expression)[1]
+
+    def paths(self, expression: str) -> frozenset[tuple[str, ...]]:
+        return frozenset(tuple(name.split(".")) for name in self.names(expression))
+
+    def tested(self, expression: str) -> frozenset[tuple[str, ...]]:
+        return frozenset()
+
+    def expressions_in(self, template: Any) -> tuple[str, ...]:
+        return tuple(self.names_in(template))
 
     def evaluate(self, expression: str, values: Mapping[str, Any]) -> Any:
         code, _ = _compiled(expression)
@@ -89,6 +98,12 @@ class PythonTools:
         if whole := _EXPRESSION.fullmatch(template):
             return value(whole)
         return _EXPRESSION.sub(lambda found: str(value(found)), template)
+
+    def render_url(self, template: str, values: Mapping[str, Any]) -> str:
+        return str(self._text(template, values))
+
+    def url_fault(self, template: str) -> str | None:
+        return None
 
     def faults(self, schema: Mapping[str, Any], value: Any) -> list[str]:
         if "type" in schema and not isinstance(value, _TYPES[schema["type"]]):

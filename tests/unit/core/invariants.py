@@ -1,30 +1,17 @@
-"""What must hold of every decision, whatever led to it. Computed from the records, not from the core's helpers.
+"""Invariants of every decision, computed from the records without the core's helpers.
 
-What must hold of a job as it stands after one is in `standing.py`, what must hold of its whole life in `lives.py`.
+The invariants of a job after a decision are in `standing.py`, those of its whole life in `lives.py`.
 """
 
 from itertools import chain
 
 from msgspec.structs import replace
 
-from lucius.core.chain import walk
-from lucius.core.decision import Applied, CallbackReply, Decision, Env, Ignored, Refused
-from lucius.core.model import (
-    TERMINAL_JOB,
-    TERMINAL_STEP,
-    Attempt,
-    Disposition,
-    Event,
-    Job,
-    JobStatus,
-    OutboxRow,
-    OutboxStatus,
-    Quarantined,
-    ReviewItem,
-    ReviewStatus,
-    Step,
-)
-from lucius.core.protocol import WEBHOOK_SERVICE, Protocol
+from lucius.core.model.decision import Applied, CallbackReply, Decision, Env, Ignored, Refused
+from lucius.core.model.event_chain import verify_events
+from lucius.core.model.records import Attempt, Event, Job, OutboxRow, Quarantined, ReviewItem, Step
+from lucius.core.model.statuses import TERMINAL_JOB, TERMINAL_STEP, Disposition, JobStatus, OutboxStatus, ReviewStatus
+from lucius.core.protocol.definition import WEBHOOK_SERVICE, ProtocolDefinition
 from tests.unit.core.lives import Life
 from tests.unit.core.standing import Standing, check_standing
 
@@ -52,12 +39,12 @@ KNOWN_REFUSALS = frozenset(
 )
 
 
-class Books:
-    """Everything the decisions about one job have left behind, and the checks on each new one."""
+class CheckedRecords:
+    """All records that the decisions about one job have written, and the checks of each new decision."""
 
     def __init__(self) -> None:
         self.job: Job | None = None
-        self.protocol: Protocol | None = None
+        self.protocol: ProtocolDefinition | None = None
         self.steps: dict[str, Step] = {}
         self.alive: dict[str, Step] = {}
         self.rows: dict[str, OutboxRow] = {}
@@ -125,11 +112,11 @@ class Books:
             self.counters[counter] = self.counters.get(counter, 0) + move
 
     def lose_row(self, outbox_id: str) -> None:
-        """A store forgets a row. Only `Repair` may be fed next."""
+        """Lose an outbox row, as a store might. Only `Repair` may be fed next."""
         del self.rows[outbox_id]
         del self.pending[outbox_id]
 
-    # about the decision
+    # Checks of the decision
 
     def _check_replies(self, decision: Decision) -> None:
         for reply in decision.replies:
@@ -149,7 +136,7 @@ class Books:
             decision.quarantined,
             decision.reviews,
         )
-        allowed = MAX_ROWS + 6 * (inputs - 1)  # who folds several inputs into one decision says how many
+        allowed = MAX_ROWS + 6 * (inputs - 1)  # a decision that combines several inputs may write more rows
         assert 1 + len(list(rows)) <= allowed, "a decision touches too many rows"
 
     def _check_version(self, decision: Decision, now: int) -> None:
@@ -175,7 +162,7 @@ class Books:
                 assert (step.index, step.service, step.created_at) == (before.index, before.service, before.created_at)
 
     def _check_runs(self, decision: Decision) -> None:
-        """The end of a run is the end: what comes after is another run, which leaves it as it ended."""
+        """Check that an ended run is not changed: later changes belong to a new run."""
         was, now = self.job, decision.job
         if was is None:
             assert now.run_no == 1
@@ -203,7 +190,7 @@ class Books:
         assert now.attempts_total == was.attempts_total + adopted, "a cancelled job started something"
 
     def _check_pause_starts_nothing(self, decision: Decision) -> None:
-        """As long as it is paused: nothing new is made, nothing goes out, and it does not end."""
+        """Check that a paused job creates nothing, sends nothing and does not end."""
         was, now = self.job, decision.job
         if was is None or was.paused is None or now.paused != was.paused:
             return
@@ -236,11 +223,11 @@ class Books:
             assert (row.settled_at is None) is (row.status is OutboxStatus.PENDING)
 
     def _check_ignored_changes_nothing(self, decision: Decision) -> None:
-        """DUPLICATE, LATE and STALE leave an event, Ignored and Refused not even that."""
+        """Check that DUPLICATE, LATE and STALE write only an event, Ignored and Refused nothing."""
         was = self.job
         if was is None or not all(_changes_nothing(reply) for reply in decision.replies) or _left_over(was):
             return
-        assert _same_but_for_the_books(was, decision.job)
+        assert _same_but_for_version_and_events(was, decision.job)
         assert not _moved(decision)
         recorded = [reply for reply in decision.replies if isinstance(reply, CallbackReply)]
         assert len(decision.events) == len(recorded)
@@ -252,10 +239,10 @@ class Books:
             assert before.created_at == item.created_at or item.status is ReviewStatus.OPEN
         assert (item.resolved_by is not None) is (item.status is not ReviewStatus.OPEN)
 
-    # about what it left behind
+    # Checks of what it wrote
 
     def _check_history(self, decision: Decision) -> None:
-        """Attempts are numbered without a gap, and each goes into the history once, as it ended."""
+        """Check that attempts are numbered without gaps and enter the history once, as they ended."""
         for ended in decision.attempts:
             assert ended.attempt.ended_at is not None
             assert ended.attempt.outcome is not None
@@ -269,9 +256,9 @@ class Books:
                 assert self.history[step.step_id, number] == step.attempt
 
     def _check_chain(self, decision: Decision) -> None:
-        """Always while the chain is short, now and then once it is long."""
+        """Verify the hash chain: always while it is short, sometimes once it is long."""
         if len(self.events) < 40 or decision.job.version % 64 == 0:
-            assert walk(self.events, decision.job.event_seq, decision.job.event_hash).breaks == []
+            assert verify_events(self.events, decision.job.event_seq, decision.job.event_hash).breaks == []
 
 
 def _cancelling(job: Job) -> bool:
@@ -279,12 +266,12 @@ def _cancelling(job: Job) -> bool:
 
 
 def _left_over(job: Job) -> bool:
-    """A decision before this one was full; whatever happens next lets the rest go on."""
+    """Return True if the previous decision reached its limit and left work to the next one."""
     return job.live and job.due_at is not None and job.due_at <= job.updated_at and job.status is not JobStatus.QUEUED
 
 
 def _moved(decision: Decision) -> list[object]:
-    rows = [row for row in decision.outbox if row.service != WEBHOOK_SERVICE]  # telling of an end comes after it
+    rows = [row for row in decision.outbox if row.service != WEBHOOK_SERVICE]  # the webhook about an end follows it
     return [*decision.steps, *decision.attempts, *rows, *decision.counters]
 
 
@@ -294,10 +281,10 @@ def _changes_nothing(reply: object) -> bool:
     return isinstance(reply, Ignored | Refused)
 
 
-def _same_but_for_the_books(before: Job, after: Job) -> bool:
-    books = {"version": before.version, "event_seq": before.event_seq, "event_hash": before.event_hash}
-    return replace(after, **books) == before
+def _same_but_for_version_and_events(before: Job, after: Job) -> bool:
+    changed = {"version": before.version, "event_seq": before.event_seq, "event_hash": before.event_hash}
+    return replace(after, **changed) == before
 
 
 def _same_but_for_the_review(before: Job, after: Job) -> bool:
-    return _same_but_for_the_books(before, replace(after, review=before.review, updated_at=before.updated_at))
+    return _same_but_for_version_and_events(before, replace(after, review=before.review, updated_at=before.updated_at))

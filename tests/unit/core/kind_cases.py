@@ -1,10 +1,10 @@
-"""Transitions that other kinds of steps, pauses and new runs add, each as a story that takes its arrows."""
+"""Transitions that other kinds of steps, pauses and new runs add, each with a story that takes them."""
 
 from collections.abc import Callable
 from typing import Any
 
-from lucius.core.model import JobStatus, StepStatus
-from lucius.core.protocol import StepSpec
+from lucius.core.model.statuses import JobStatus, StepStatus
+from lucius.core.protocol.definition import StepSpec
 from tests.unit.core.builders import MINUTE, Story
 from tests.unit.core.shapes import approval, call, decision, parallel, protocol, risky, task, wait_for
 from tests.unit.core.transition_cases import Case, queued
@@ -30,7 +30,7 @@ def awaiting(name: str = "go") -> Story:
 
 
 def stale(story: Story) -> Story:
-    """The first attempt lost its lease, the second is at work, and then the first succeeds."""
+    """Let the first attempt lose its lease, the second run, and then the first succeed."""
     story.hand_over()
     story.ack()
     fenced = story.lease
@@ -40,7 +40,7 @@ def stale(story: Story) -> Story:
     return story
 
 
-def told(story: Story, *acts: Callable[[Story], object]) -> Story:
+def acted_on(story: Story, *acts: Callable[[Story], object]) -> Story:
     for act in acts:
         act(story)
     return story
@@ -166,18 +166,18 @@ ADOPTED = [
     ),
     Case(
         "a result is adopted before the ACK",
-        lambda: told(stale(Story().dispatched()), Story.hand_over),
+        lambda: acted_on(stale(Story().dispatched()), Story.hand_over),
         Story.adopt,
         step=((S.INITIATED, S.SUCCEEDED),),
     ),
 ]
 
 
-# What has ended begins again: in another visit, or in a new run
+# Steps that have ended and begin again, in another visit or a new run
 
 
 def again(ended: StepStatus, spec: StepSpec) -> Story:
-    """A job whose step `ocr` has ended like this; a retry from it begins it anew."""
+    """Return a job whose step `ocr` has ended with this status; a retry from it begins it again."""
     fits = {"type": "object", "required": ["never"]}
     if ended is S.CANCELLED:
         story = begun(spec, task("sis"))
@@ -229,12 +229,12 @@ FIRST_RUNS = {S.SUCCEEDED: 1, S.FAILED_FINAL: 1, S.CANCELLED: 1, S.SKIPPED: 2}
 
 
 def _fine_at_first(ended: StepStatus) -> StepSpec:
-    """A call whose template can be rendered until the run that begins it again."""
+    """Return a call whose template renders until the run that begins it again."""
     return call("ocr", {"n": f"${{1 / (job.run_no <= {FIRST_RUNS[ended]})}}"})
 
 
 def _wrong_at_first(ended: StepStatus) -> StepSpec:
-    """A decision that fails, where it has to, until the run that makes it again."""
+    """Return a decision that fails, if the status requires it, until the run that repeats it."""
     fails = ended is not S.SUCCEEDED
     return decision("ocr", {f"1 / (job.run_no > {FIRST_RUNS[ended]}) > 0" if fails else "True": "SUCCEED"})
 
@@ -253,7 +253,7 @@ def _again_case(ended: StepStatus, start: StepStatus) -> Case:
     if (ended, start) == (S.CANCELLED, S.SUCCEEDED):
         return Case(
             "a cancelled step gets an adopted result",
-            lambda: told(stale(Story().dispatched()), Story.cancel),
+            lambda: acted_on(stale(Story().dispatched()), Story.cancel),
             Story.adopt,
             step=((S.CANCELLED, S.SUCCEEDED),),
         )
@@ -287,7 +287,7 @@ RUNS = [
     ),
     Case(
         "a cancelled job is run again",
-        lambda: told(Story().dispatched(), Story.cancel),
+        lambda: acted_on(Story().dispatched(), Story.cancel),
         Story.retry,
         job=((J.CANCELLED, J.QUEUED), (J.QUEUED, J.DISPATCHING)),
         step=((S.CANCELLED, S.DISPATCHING),),

@@ -1,12 +1,12 @@
-"""Situations that other kinds of steps, pauses, reviews and new runs add. The step they are told about is `ocr`.
+"""Situations that other kinds of steps, pauses, reviews and new runs add. Their inputs are about step `ocr`.
 
-Where it is a task it is in its second attempt, as in `situations.py`, so that an old lease exists.
+If it is a task, it is in its second attempt, as in `situations.py`, so that an old lease exists.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from lucius.core.protocol import StepSpec
+from lucius.core.protocol.definition import StepSpec
 from tests.unit.core import situations as tasks
 from tests.unit.core.builders import MINUTE, Story
 from tests.unit.core.shapes import approval, decision, parallel, pause_for, protocol, risky, task, undone_by, wait_for
@@ -20,17 +20,17 @@ def begun(*steps: StepSpec, **policies: Any) -> Story:
 
 
 def then(make: Make, *acts: Callable[[Story], object]) -> Make:
-    def told() -> Story:
+    def composed() -> Story:
         story = make()
         for act in acts:
             act(story)
         return story
 
-    return told
+    return composed
 
 
 def second_attempt(story: Story) -> Story:
-    """The first got no ACK."""
+    """Let the first attempt end without an ACK and begin the second."""
     story.hand_over(story.lease_of("ocr"))
     story.tick_when_due()
     return story.next_attempt()
@@ -67,7 +67,7 @@ def branches_joined() -> Story:
 
 
 def booked(compensation: str = "manual", **policies: Any) -> Story:
-    """What `ocr` did can be undone; what `pay` does must not be repeated."""
+    """Complete `ocr`, which can be undone, before `pay`, which is unsafe to retry."""
     steps = (undone_by("ocr"), risky("pay"))
     return second_attempt(begun(*steps, compensation=compensation, **policies)).do("ocr")
 
@@ -171,4 +171,4 @@ KIND_SITUATIONS: dict[str, Make] = {
 WITHOUT_A_SERVICE = frozenset(
     name for name in KIND_SITUATIONS if any(word in name for word in ("WAITING", "AWAITING", "rejection", "decision"))
 )
-"""Nobody can speak for the step."""
+"""Situations in which no service works on the step, so no callback can be about it."""

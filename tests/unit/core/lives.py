@@ -1,11 +1,13 @@
-"""What must hold of a job's whole life: visits and runs, keys of side effects, what must not be repeated, and what is
-undone in which order."""
+"""Invariants of a job's whole life: visits and runs, idempotency keys, steps that are unsafe to retry, and the order of
+compensation.
+"""
 
 from msgspec.structs import replace
 
-from lucius.core.decision import Decision
-from lucius.core.model import TERMINAL_STEP, Attempt, AttemptOutcome, Event, Step
-from lucius.core.protocol import CONTAINERS, Protocol, spec_id
+from lucius.core.model.decision import Decision
+from lucius.core.model.records import Attempt, Event, Step
+from lucius.core.model.statuses import TERMINAL_STEP, AttemptOutcome
+from lucius.core.protocol.definition import CONTAINERS, ProtocolDefinition, spec_id
 
 DONE = frozenset({"STEP_SUCCEEDED", "RESULT_ADOPTED", "STEP_SKIPPED"})
 
@@ -34,7 +36,10 @@ class Life:
             self._follow_undoing(event)
 
     def _follow_keys(self, decision: Decision) -> None:
-        """Rule 14: by step, map item and visit; by run only for a step that had succeeded. One for all its attempts."""
+        """Check idempotency keys: a key is per step, map item and visit, and per run only for steps that had succeeded.
+
+        All attempts of one execution share the key.
+        """
         made = {(ended.step_id, ended.attempt.attempt_no): ended.attempt for ended in decision.attempts}
         made |= {(step.step_id, step.attempt.attempt_no): step.attempt for step in decision.steps}
         self.skipped |= {(e.step_id, e.attempt_no) for e in decision.events if e.type == "STEP_SKIPPED"}
@@ -57,11 +62,11 @@ class Life:
             elif step_id in self.done_anew:
                 assert key not in known, "a step that had succeeded is done again with the same key"
             elif step_id not in self.given:
-                begins_anew = before.visit > 1 and key not in known  # a later visit that the run does not go on with
+                begins_anew = before.visit > 1 and key not in known  # a later visit that the run does not continue
                 assert key == before.idempotency_key or begins_anew, "a step that was not done has another key"
         known.append(key)
 
-    def _count_hand_overs(self, step: Step, before: Step | None, protocol: Protocol) -> None:
+    def _count_hand_overs(self, step: Step, before: Step | None, protocol: ProtocolDefinition) -> None:
         place = protocol.plan.places[spec_id(step.step_id)]
         if place.spec.retry_safety != "NOT_SAFE_TO_RETRY" or place.handler_of is not None:
             return
@@ -81,7 +86,7 @@ class Life:
         if event.type in DONE and event.step_id is not None:
             self.done_at[event.step_id] = event.seq
             self.undone.discard(event.step_id)
-        if event.type == "STEP_FAILED" and event.step_id is not None:  # what it had done before stays to be undone
+        if event.type == "STEP_FAILED" and event.step_id is not None:  # its earlier effect still has to be undone
             self.done_at.pop(event.step_id, None)
             self.undone.discard(event.step_id)
         if event.type == "COMPENSATION_STARTED":

@@ -1,12 +1,12 @@
-"""Protocols of all kinds at random: small trees of steps that a person could have written, sensible or not."""
+"""Random protocols of all kinds: small trees of steps that an author could have written, sensible or not."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
-from lucius.core.model import FailureClass
-from lucius.core.protocol import FAIL, SUCCEED, Policies, Protocol, RetryPolicy, StepSpec
+from lucius.core.model.statuses import FailureClass
+from lucius.core.protocol.definition import FAIL, SUCCEED, Policies, ProtocolDefinition, RetryPolicy, StepSpec
 from tests.unit.core.builders import MINUTE, SECOND
 from tests.unit.core.shapes import (
     NOT_SAFE,
@@ -26,7 +26,7 @@ Choose = Callable[[Sequence[Any]], Any]
 PAYLOAD = {"flag": True, "list": [1, 2, 3], "at": "2023-11-14T22:30:00Z"}
 CONDITIONS = ("True", "False", "input.flag", "job.run_no > 1", "input.nothing", "item_index > 0")
 ITEMS = ("range(0)", "range(1)", "range(2)", "input.list", "input.list", "input.nothing", "item")
-MANY = "range(14)"  # with as many at once, more than one decision can stop
+MANY = "range(14)"  # with as many items at once, one decision can't stop them all
 BODIES = ({"a": 1}, {"flag": "${input.flag}"}, {"item": "${item}"}, {"no": "${input.nothing}"})
 SIGNALS = ("go", "come")
 SAFETY = ("SAFE_TO_RETRY", "SAFE_TO_RETRY", NOT_SAFE, "SAFE_TO_RETRY_WITH_GUARD")
@@ -61,7 +61,7 @@ class Author:
         return self.leaf(name, names, in_map, fields)
 
     def paths(self, names: list[str]) -> dict[str, Any]:
-        """Mostly the next in the list; now and then elsewhere, also back."""
+        """Return targets of a step: mostly the next one in the list, sometimes others, also backwards."""
         targets = (*names, SUCCEED, FAIL)
         fields = {
             way: self.pick(*targets) for way in ("on_success", "on_failure", "on_timeout") if self.pick(0, 0, 0, 1)
@@ -110,9 +110,9 @@ class Author:
         return RetryPolicy(max_attempts=self.pick(None, 1, 2), backoff_strategy="exponential")
 
 
-def written_by(author: Author) -> Protocol:
+def written_by(author: Author) -> ProtocolDefinition:
     steps = author.steps(0, False, 4)
-    return Protocol(
+    return ProtocolDefinition(
         protocol_id="RANDOM",
         version=1,
         request_type="RANDOM",
@@ -121,13 +121,14 @@ def written_by(author: Author) -> Protocol:
             timeout_ms=author.pick(None, None, 30 * MINUTE),
             compensation=author.pick("auto", "manual"),
             compensate_on_cancel=author.pick(True, False),
+            compensate_on_failure=author.pick(True, False),
         ),
         output_schema=author.pick({}, {}, {"type": "object"}),
     )
 
 
 @st.composite
-def protocols(draw: st.DrawFn) -> Protocol:
+def protocols(draw: st.DrawFn) -> ProtocolDefinition:
     return written_by(Author(lambda options: draw(st.sampled_from(options))))
 
 

@@ -1,8 +1,8 @@
-"""Protocols in few words: one function for each kind of step, and one that makes a protocol of them."""
+"""Short builders: one function for each kind of step, and one for a protocol."""
 
 from typing import Any
 
-from lucius.core.protocol import (
+from lucius.core.protocol.definition import (
     Approval,
     Call,
     Choice,
@@ -11,7 +11,7 @@ from lucius.core.protocol import (
     Notify,
     Parallel,
     Policies,
-    Protocol,
+    ProtocolDefinition,
     RetryPolicy,
     StepSpec,
     Wait,
@@ -27,12 +27,12 @@ def task(step_id: str, **fields: Any) -> StepSpec:
 
 
 def undone_by(step_id: str, handler: str = "", **fields: Any) -> StepSpec:
-    """A task with a compensation handler, called `undo-…` unless it is named."""
+    """Return a task with a compensation handler, called `undo-…` unless it is named."""
     return task(step_id, compensation=task(handler or f"undo-{step_id}"), **fields)
 
 
 def risky(step_id: str, **fields: Any) -> StepSpec:
-    """A task that must not be repeated."""
+    """Return a task that is unsafe to retry."""
     return task(step_id, retry_safety=NOT_SAFE, **fields)
 
 
@@ -47,7 +47,7 @@ def notify(step_id: str, data: Any = None, **fields: Any) -> StepSpec:
 
 
 def decision(step_id: str, choices: dict[str, str], otherwise: str = "FAIL", **fields: Any) -> StepSpec:
-    """`choices` from expression to target."""
+    """Return a decision; `choices` maps expressions to targets."""
     chosen = Decide(choices=tuple(Choice(when=when, then=then) for when, then in choices.items()), otherwise=otherwise)
     return StepSpec(step_id=step_id, kind="decision", decision=chosen, **fields)
 
@@ -75,7 +75,7 @@ def approval(step_id: str, *approvers: str, quorum: int = 1, **fields: Any) -> S
 
 
 def parallel(step_id: str, *branches: Any, join: Any = "fail_fast", **fields: Any) -> StepSpec:
-    """Each branch is a step or a sequence of steps; they are named b0, b1, …"""
+    """Return a parallel step. Each branch is a step or a sequence of steps; they are named b0, b1, …"""
     named = {f"b{n}": tuple(b) if isinstance(b, list | tuple) else (b,) for n, b in enumerate(branches)}
     return StepSpec(step_id=step_id, kind="parallel", parallel=Parallel(branches=named, join=join), **fields)
 
@@ -87,8 +87,8 @@ def each(
     return StepSpec(step_id=step_id, kind="map", map=mapped, **fields)
 
 
-def protocol(*steps: StepSpec, output_schema: dict[str, Any] | None = None, **policies: Any) -> Protocol:
-    return Protocol(
+def protocol(*steps: StepSpec, output_schema: dict[str, Any] | None = None, **policies: Any) -> ProtocolDefinition:
+    return ProtocolDefinition(
         protocol_id="SHAPE",
         version=1,
         request_type="SHAPE",

@@ -1,12 +1,12 @@
-"""Every situation a job's first step can be in. Where it can, it is in its second attempt, so that an old lease exists.
+"""Every situation of a job's first step. Where possible it is in its second attempt, so that an old lease exists.
 
-The job's timeout is far away, so that each situation's own clock rings first.
+The job's timeout is far away, so that each situation's own deadline comes first.
 """
 
 from collections.abc import Callable
 
-from lucius.core.model import FailureClass
-from lucius.core.protocol import RetryPolicy
+from lucius.core.model.statuses import FailureClass
+from lucius.core.protocol.definition import RetryPolicy
 from tests.unit.core.builders import MINUTE, Story, three_steps
 
 JOB_TIMEOUT = 6 * 60 * MINUTE
@@ -24,7 +24,7 @@ def queued() -> Story:
 
 
 def dispatching() -> Story:
-    """Nothing was ever handed over: the job is DISPATCHING too."""
+    """Return a job that is DISPATCHING too, because nothing was ever handed over."""
     story = new_story().dispatched()
     story.refuse_hand_over()
     return story.next_attempt()

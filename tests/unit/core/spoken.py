@@ -1,13 +1,14 @@
-"""What a service says, in the name of the lease that it holds."""
+"""Callbacks of a service, with the lease that it holds."""
 
 from typing import Any, NamedTuple
 
-from lucius.core.inputs import Failed, Succeeded
-from lucius.core.model import ErrorInfo, FailureClass
+from lucius.core.model.inputs import Failed, Succeeded
+from lucius.core.model.records import ErrorInfo
+from lucius.core.model.statuses import FailureClass
 
 
 class Lease(NamedTuple):
-    """What a service holds of an attempt: the names that its callbacks must carry."""
+    """The identifiers of an attempt that its callbacks must carry."""
 
     step_id: str
     attempt_no: int

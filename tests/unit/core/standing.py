@@ -1,23 +1,13 @@
-"""What must hold of a job as it stands after every decision. Computed from the records, not by the core's helpers."""
+"""Invariants of a job after every decision, computed from the records without the core's helpers."""
 
 from typing import NamedTuple
 
-from lucius.core.counters import counted
-from lucius.core.decision import Env, JobView
-from lucius.core.explain import explain
-from lucius.core.model import (
-    NEVER,
-    TERMINAL_STEP,
-    BlockedReason,
-    Job,
-    JobStatus,
-    OutboxRow,
-    ReviewItem,
-    ReviewStatus,
-    Step,
-    StepStatus,
-)
-from lucius.core.protocol import WEBHOOK_SERVICE, Protocol, at_items, items_of, spec_id
+from lucius.core.decide.explain import explain
+from lucius.core.model.counters import counted
+from lucius.core.model.decision import Env, JobSnapshot
+from lucius.core.model.records import NEVER, Job, OutboxRow, ReviewItem, Step
+from lucius.core.model.statuses import TERMINAL_STEP, BlockedReason, JobStatus, ReviewStatus, StepStatus
+from lucius.core.protocol.definition import WEBHOOK_SERVICE, ProtocolDefinition, item_step_id, items_of, spec_id
 
 CONTAINERS = frozenset({"parallel", "map"})
 WAITS_FOR = {
@@ -33,7 +23,7 @@ STATES_OF_A_LIVE_JOB = {JobStatus.DISPATCHING, JobStatus.IN_PROGRESS, JobStatus.
 
 class Standing(NamedTuple):
     job: Job
-    protocol: Protocol
+    protocol: ProtocolDefinition
     steps: dict[str, Step]
     alive: dict[str, Step]
     pending: dict[str, OutboxRow]
@@ -81,7 +71,7 @@ def _check_step(at: Standing, step: Step, env: Env) -> None:
     assert (step.retry_at is not None) is (step.status is StepStatus.FAILED_RETRY)
     assert step.attempt.claimed_at is None or step.status is StepStatus.DISPATCHING
     assert step.attempt.idempotency_key == step.idempotency_key
-    assert step.visit in (1, step.attempt.visit), "a run counts visits anew, also of what it keeps"
+    assert step.visit in (1, step.attempt.visit), "a run resets the visit count, also of results it keeps"
     if step.wake_at is not None:
         assert step.status in (StepStatus.WAITING, StepStatus.AWAITING_APPROVAL)
     spec = at.protocol.plan.places[spec_id(step.step_id)].spec
@@ -92,7 +82,7 @@ def _check_step(at: Standing, step: Step, env: Env) -> None:
 
 
 def _check_rows(at: Standing) -> None:
-    """A PENDING row for each step that waits to be handed over, and no other."""
+    """Check that each step that waits for hand-over has one PENDING row, and that there is no other row."""
     of_steps = [row for row in at.pending.values() if row.service != WEBHOOK_SERVICE]
     rows = {row.step_id: row for row in of_steps}
     assert len(rows) == len(of_steps), "a step has two PENDING rows"
@@ -114,14 +104,14 @@ def _waits_in_the_outbox(step: Step) -> bool:
 Flow = tuple[str | None, object]
 
 
-def _flow_of(protocol: Protocol, step_id: str) -> Flow:
-    """The container's step around this one, with the item or branch: what goes one step at a time."""
+def _flow_of(protocol: ProtocolDefinition, step_id: str) -> Flow:
+    """Return the container step around this one with its item or branch: within these, steps run one at a time."""
     place, items = protocol.plan.places[spec_id(step_id)], items_of(step_id)
     if place.container is None:
         return None, None
     if protocol.plan.places[place.container].spec.map is not None:
-        return at_items(place.container, items[:-1]), items[-1]
-    return at_items(place.container, items), place.branch
+        return item_step_id(place.container, items[:-1]), items[-1]
+    return item_step_id(place.container, items), place.branch
 
 
 def _flows(at: Standing) -> dict[Flow, list[str]]:
@@ -133,7 +123,7 @@ def _flows(at: Standing) -> dict[Flow, list[str]]:
 
 
 def _check_flows(at: Standing) -> None:
-    """One step at a time, but for branches and items side by side; handlers run alone."""
+    """Check that steps run one at a time except for branches and items in parallel, and that handlers run alone."""
     for flow, live in _flows(at).items():
         assert len(live) == 1, f"{live} are active at once"
         assert flow[0] is None or flow[0] in at.alive, f"{live} outlived {flow[0]}"
@@ -182,7 +172,7 @@ def _check_status(at: Standing) -> None:
 def _check_review(at: Standing) -> None:
     job = at.job
     if job.paused is not None and job.paused.on_review:
-        assert job.review is not None, "held, and nobody is asked"
+        assert job.review is not None, "held without an open review item"
     if job.review is not None:
         assert job.review.status is ReviewStatus.OPEN
         assert at.reviews[job.review.review_id] == job.review
@@ -197,7 +187,8 @@ def _check_counters(at: Standing) -> None:
     for step in at.alive.values():
         being_published = step.status is StepStatus.DISPATCHING and step.attempt.claimed_at is not None
         if step.status is StepStatus.INITIATED or being_published:
-            counter = f"unacked/{step.service}"
+            own = f"/{job.tenant_id}" if step.attempt.tenant_bound else ""
+            counter = f"unacked/{step.service}{own}"
             truth[counter] = truth.get(counter, 0) + 1
     for row in at.pending.values():
         free_to_go = row.claimed_at is None and row.next_attempt_at is None
@@ -234,7 +225,7 @@ def _check_clock(at: Standing) -> None:
 
 
 def _is_left_over(at: Standing) -> bool:
-    """More was to be done than one decision may touch."""
+    """Return True if there was more to do than one decision may change."""
     job = at.job
     active = [at.steps[step_id] for step_id in job.active]
     if job.stopping is not None:
@@ -287,4 +278,4 @@ def _check_blocked(at: Standing, env: Env) -> None:
             assert job.current_step_id == step.step_id
     if job.status is JobStatus.WAITING_APPROVAL:
         assert reason is BlockedReason.APPROVAL
-    assert explain(JobView(job, at.protocol, at.steps), reason, env)
+    assert explain(JobSnapshot(job, at.protocol, at.steps), reason, env)

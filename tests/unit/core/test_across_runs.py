@@ -1,12 +1,12 @@
-"""What one visit or run leaves to the next: results, keys, guards, effects to undo, and what a person must be told."""
+"""State carried from one visit or run to the next: results, keys, guards, effects to undo, and review items."""
 
 import pytest
 
-from lucius.core.decision import Applied, Ignored, Refused
-from lucius.core.derived import counts
-from lucius.core.inputs import HandedOver
-from lucius.core.model import FailureClass, JobStatus, ReviewKind, ReviewStatus, StepStatus
-from lucius.service.directives import _guard
+from lucius.core.decide.derived_state import is_result_valid
+from lucius.core.model.decision import Applied, Ignored, Refused
+from lucius.core.model.inputs import HandedOver
+from lucius.core.model.statuses import FailureClass, JobStatus, ReviewKind, ReviewStatus, StepStatus
+from lucius.usecases.handover.rendering import render_guard
 from tests.unit.core.builders import MINUTE, Story
 from tests.unit.core.shapes import call, decision, each, parallel, protocol, risky, task, undone_by, wait_until
 
@@ -16,7 +16,7 @@ UNDO = FailureClass.COMPENSATION_REQUIRED
 @pytest.mark.parametrize(
     "until", [253_402_300_800_000, -1, "9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00", True, 1.5, None]
 )
-def test_an_instant_that_no_calendar_can_show_fails_the_step(until: object) -> None:
+def test_wait_until_an_unrepresentable_instant_fails_the_step(until: object) -> None:
     story = Story(protocol(wait_until("w", "input.at")), payload={"at": until}).dispatched()
     assert story.status is JobStatus.FAILED_FINAL
     assert story.job.error is not None
@@ -32,7 +32,7 @@ def two_at_risk() -> Story:
     return story
 
 
-def test_a_second_side_effect_in_a_held_job_has_an_item_of_its_own() -> None:
+def test_second_side_effect_in_a_held_job_opens_its_own_review_item() -> None:
     story = two_at_risk()
     assert story.open_reviews() == [(ReviewKind.COMPENSATION, "a"), (ReviewKind.COMPENSATION, "b")]
     story.discard()
@@ -41,7 +41,7 @@ def test_a_second_side_effect_in_a_held_job_has_an_item_of_its_own() -> None:
     assert story.open_reviews() == [(ReviewKind.COMPENSATION, "b")]
 
 
-def test_a_side_effect_in_a_paused_job_is_shown_at_once_and_once() -> None:
+def test_side_effect_in_a_paused_job_opens_one_review_item_at_once() -> None:
     story = Story(protocol(risky("a"))).dispatched()
     story.hand_over(story.lease_of("a"))
     story.pause()
@@ -67,7 +67,7 @@ def test_a_late_result_of_another_visit_is_not_adopted() -> None:
     assert reply.code == "ACT_NOT_APPLICABLE"
 
 
-def test_a_result_beyond_the_step_that_failed_is_not_adopted() -> None:
+def test_late_result_after_the_failed_step_is_not_adopted() -> None:
     story = Story(protocol(task("a"), task("b"), task("c"))).dispatched()
     story.do("a")
     story.hand_over(story.lease_of("b"))
@@ -83,7 +83,7 @@ def test_a_result_beyond_the_step_that_failed_is_not_adopted() -> None:
     assert reply.code == "STEP_NOT_REACHED"
 
 
-def test_a_result_adopted_inside_a_map_is_not_paid_for_again() -> None:
+def test_result_adopted_inside_a_map_is_not_repeated() -> None:
     story = Story(
         protocol(task("first"), each("m", "input.l", task("x"), at_once=1), task("end")), payload={"l": [1, 2]}
     ).dispatched()
@@ -102,7 +102,7 @@ def test_a_result_adopted_inside_a_map_is_not_paid_for_again() -> None:
     assert story.steps["end"].status is StepStatus.DISPATCHING
 
 
-def test_what_was_undone_is_known_after_a_cancel_too() -> None:
+def test_undone_steps_are_still_recorded_after_a_cancel() -> None:
     steps = (undone_by("a"), undone_by("b"), task("c"))
     story = Story(protocol(*steps, compensation="auto")).dispatched()
     story.do("a", "b")
@@ -119,7 +119,7 @@ def test_what_was_undone_is_known_after_a_cancel_too() -> None:
     assert story.steps["b"].status is StepStatus.DISPATCHING, "the run starts with what was undone"
 
 
-def test_the_handler_of_a_map_runs_when_an_item_of_it_needs_undoing() -> None:
+def test_handler_of_a_map_runs_if_one_item_requires_compensation() -> None:
     mapped = each("m", "input.list", risky("x"), compensation=task("undo-m"))
     story = Story(protocol(mapped, compensation="auto"), payload={"list": [1, 2, 3]}).dispatched()
     story.do("x.0", "x.1")
@@ -127,7 +127,7 @@ def test_the_handler_of_a_map_runs_when_an_item_of_it_needs_undoing() -> None:
     assert story.steps["undo-m"].status is StepStatus.DISPATCHING
 
 
-def test_a_handler_knows_what_its_step_did_though_it_is_being_done_again() -> None:
+def test_handler_sees_the_earlier_result_of_a_step_that_failed_when_repeated() -> None:
     handler = call("undo-a", body={"cancel": "${steps.a.result['id']}"})
     story = Story(protocol(task("a", compensation=handler), task("b"))).dispatched()
     story.do("a", result={"id": 7})
@@ -140,7 +140,7 @@ def test_a_handler_knows_what_its_step_did_though_it_is_being_done_again() -> No
     assert request.body == {"cancel": 7}
 
 
-def test_what_a_person_skipped_is_never_undone() -> None:
+def test_skipped_step_is_never_compensated() -> None:
     story = Story(protocol(undone_by("a"), task("b"))).dispatched()
     story.botch("a")
     story.skip({"supplied": True})
@@ -151,7 +151,7 @@ def test_what_a_person_skipped_is_never_undone() -> None:
 
 
 @pytest.mark.parametrize("why", ["the time is up", "a branch failed"])
-def test_nothing_is_handed_over_that_is_being_stopped(why: str) -> None:
+def test_hand_over_of_a_step_being_stopped_is_ignored(why: str) -> None:
     branches = [task(f"s{n}") for n in range(24)]
     story = Story(protocol(parallel("p", *branches), timeout_ms=MINUTE)).dispatched()
     story.settle()
@@ -167,30 +167,30 @@ def test_nothing_is_handed_over_that_is_being_stopped(why: str) -> None:
     assert not story.job.live
 
 
-def test_the_first_visit_of_a_new_run_has_not_the_key_of_a_later_one() -> None:
+def test_first_visit_of_a_new_run_has_a_key_unlike_later_visits() -> None:
     story = Story(protocol(task("first"), task("x"), decision("more", {"job.run_no > 0": "x"}))).dispatched()
     story.do("first", "x")
     story.botch("x")
-    before = {attempt.idempotency_key for (step_id, _), attempt in story.books.history.items() if step_id == "x"}
+    before = {attempt.idempotency_key for (step_id, _), attempt in story.records.history.items() if step_id == "x"}
     story.retry("first")
     story.do("first")
     assert story.steps["x"].idempotency_key not in before
 
 
-def test_a_guard_is_carried_only_where_the_same_work_may_have_been_done() -> None:
+def test_guard_is_required_only_if_the_same_work_may_have_been_done() -> None:
     guarded = task("x", retry_safety="SAFE_TO_RETRY_WITH_GUARD", guard={"look": "there"})
     story = Story(protocol(guarded, decision("more", {"job.run_no > 0": "x"}))).dispatched()
     spec = story.protocol.plan.places["x"].spec
-    assert _guard(spec, story.steps["x"]) is None
+    assert render_guard(spec, story.steps["x"]) is None
     story.do("x")
     assert story.steps["x"].visit == 2
-    assert _guard(spec, story.steps["x"]) is None, "another visit is other work"
+    assert render_guard(spec, story.steps["x"]) is None, "another visit is other work"
     story.botch("x", FailureClass.TRANSIENT)
     story.tick_when_due()
-    assert _guard(spec, story.steps["x"]) == {"previous_attempts": 1, "look": "there"}
+    assert render_guard(spec, story.steps["x"]) == {"previous_attempts": 1, "look": "there"}
 
 
-def test_a_run_does_not_bring_back_what_the_one_before_threw_away() -> None:
+def test_results_dropped_by_one_run_are_not_restored_by_the_next() -> None:
     ways = decision("d", {"steps.start.result['to'] == 'alt'": "alt"}, otherwise="main")
     story = Story(protocol(task("start"), ways, task("alt", on_success="end"), task("main"), task("end"))).dispatched()
     story.do("start", result={"to": "alt"})
@@ -201,11 +201,11 @@ def test_a_run_does_not_bring_back_what_the_one_before_threw_away() -> None:
     story.do("main")
     story.botch("end")
     story.retry("end")
-    assert counts(story.job, story.steps["main"])
-    assert not counts(story.job, story.steps["alt"])
+    assert is_result_valid(story.job, story.steps["main"])
+    assert not is_result_valid(story.job, story.steps["alt"])
 
 
-def test_a_failure_that_was_collected_is_not_blamed_for_a_later_one() -> None:
+def test_collected_failure_is_not_reported_as_the_cause_of_a_later_one() -> None:
     mapped = each("m", "input.l", task("x"), join="collect")
     story = Story(protocol(mapped, task("tell", on_success="FAIL")), payload={"l": [1]}).dispatched()
     story.botch("x.0")
@@ -215,7 +215,7 @@ def test_a_failure_that_was_collected_is_not_blamed_for_a_later_one() -> None:
     assert story.job.failure.step_id != "x.0"
 
 
-def test_a_paused_job_that_is_undoing_can_be_cancelled() -> None:
+def test_job_paused_during_compensation_can_be_cancelled() -> None:
     story = Story(protocol(undone_by("a"), task("b"), compensation="auto")).dispatched()
     story.do("a")
     story.hand_over(story.lease_of("b"))
@@ -224,4 +224,4 @@ def test_a_paused_job_that_is_undoing_can_be_cancelled() -> None:
     assert isinstance(story.cancel(), Applied)
     story.settle()
     assert story.status is JobStatus.CANCELLED
-    assert [item.status for item in story.books.reviews.values()] == [ReviewStatus.OPEN]
+    assert [item.status for item in story.records.reviews.values()] == [ReviewStatus.OPEN]

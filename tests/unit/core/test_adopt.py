@@ -1,18 +1,18 @@
-"""A quarantined success is adopted instead of paying for the step again: now, or as a new run."""
+"""A quarantined success is adopted instead of repeating the step: in the same run or in a new one."""
 
 from typing import Any
 
 import pytest
 
-from lucius.core.decision import Applied
-from lucius.core.model import AttemptOutcome, Disposition, JobStatus, ReviewStatus
+from lucius.core.model.decision import Applied
+from lucius.core.model.statuses import AttemptOutcome, Disposition, JobStatus, ReviewStatus
 from tests.unit.core.acts import code_of
 from tests.unit.core.builders import Story
 from tests.unit.core.shapes import parallel, protocol, task
 
 
 def stale_success(story: Story, step_id: str, result: Any = None) -> None:
-    """The step's attempt loses its lease, is tried again, and then its success comes after all."""
+    """Let the step's attempt lose its lease, start the next one, and then send the first one's success."""
     story.hand_over(story.lease_of(step_id))
     story.ack(story.lease_of(step_id))
     fenced = story.lease_of(step_id)
@@ -23,7 +23,7 @@ def stale_success(story: Story, step_id: str, result: Any = None) -> None:
 
 class TestAdopt:
     @pytest.mark.parametrize("state", ["DISPATCHING", "claimed", "INITIATED", "PROCESSING", "FAILED_RETRY", "refused"])
-    def test_while_the_step_runs_its_attempt_is_fenced_and_the_job_goes_on(self, state: str) -> None:
+    def test_adopt_during_a_newer_attempt_fences_it_and_the_job_continues(self, state: str) -> None:
         story = Story().dispatched()
         stale_success(story, "ocr")
         running = story.lease_of("ocr")
@@ -47,16 +47,16 @@ class TestAdopt:
         assert story.job.active == ("embedding",)
         assert story.succeed(running) is Disposition.STALE
 
-    def test_the_fenced_attempt_is_in_the_history(self) -> None:
+    def test_attempt_fenced_by_adopt_is_in_the_history(self) -> None:
         story = Story().dispatched()
         stale_success(story, "ocr")
         story.ack()
         story.adopt()
         assert story.history("ocr") == ["LEASE_EXPIRED", "FENCED", "SUCCEEDED"]
-        item = story.books.reviews[f"job-1~ocr~1~{story.books.history['ocr', 1].lease_id}"]
+        item = story.records.reviews[f"job-1~ocr~1~{story.records.history['ocr', 1].lease_id}"]
         assert (item.status, item.act) == (ReviewStatus.RESOLVED, "adopt")
 
-    def test_after_the_end_it_is_a_new_run_with_that_step_done(self) -> None:
+    def test_adopt_after_the_end_opens_a_new_run_with_the_step_done(self) -> None:
         story = Story().dispatched()
         stale_success(story, "ocr")
         story.botch("ocr")
@@ -66,7 +66,7 @@ class TestAdopt:
         assert story.steps["ocr"].result == {"late": True}
         assert story.open_reviews() == []
 
-    def test_a_paused_job_takes_it_and_waits(self) -> None:
+    def test_adopt_in_a_paused_job_starts_no_step_until_resumed(self) -> None:
         story = Story().dispatched()
         stale_success(story, "ocr")
         story.pause()
@@ -75,7 +75,7 @@ class TestAdopt:
         story.resume()
         assert story.job.active == ("embedding",)
 
-    def test_a_job_that_is_being_cancelled_takes_it_and_ends(self) -> None:
+    def test_adopt_in_a_job_being_cancelled_ends_the_job(self) -> None:
         story = Story().dispatched()
         stale_success(story, "ocr")
         story.ack()
@@ -83,19 +83,19 @@ class TestAdopt:
         story.adopt()
         assert (story.status, story.statuses()[0]) == (JobStatus.CANCELLED, "SUCCEEDED")
 
-    def test_a_step_that_has_a_result_needs_none(self) -> None:
+    def test_adopt_for_a_succeeded_step_is_refused(self) -> None:
         story = Story().dispatched()
         stale_success(story, "ocr")
         story.do("ocr")
         assert code_of(story.adopt()) == "STEP_SUCCEEDED"
 
-    def test_a_job_that_went_another_way_meanwhile_is_left_alone(self) -> None:
+    def test_adopt_is_refused_once_the_job_took_the_failure_path(self) -> None:
         story = Story(protocol(task("a", on_failure="b"), task("b"))).dispatched()
         stale_success(story, "a")
         story.botch("a")
         assert code_of(story.adopt()) == "JOB_LIVE"
 
-    def test_inside_a_container_that_failed_the_rest_stands(self) -> None:
+    def test_adopt_inside_a_failed_container_keeps_other_results(self) -> None:
         story = Story(protocol(parallel("p", task("a"), task("b")), task("c"))).dispatched().do("a")
         stale_success(story, "b")
         story.botch("b")
@@ -104,7 +104,7 @@ class TestAdopt:
         assert story.steps["p"].result["branches"]["b1"]["result"] == {"late": True}
         assert story.history("a") == ["SUCCEEDED"]
 
-    def test_inside_a_container_that_collected_the_failure_its_result_is_made_anew(self) -> None:
+    def test_adopt_inside_a_collecting_container_updates_its_result(self) -> None:
         inner = parallel("q", task("a"), task("b"), join="collect")
         story = Story(protocol(parallel("p", inner), task("c"))).dispatched().do("a")
         stale_success(story, "b")
@@ -115,12 +115,12 @@ class TestAdopt:
         assert story.job.active == ("c",)
         assert story.history("a") == ["SUCCEEDED"]
 
-    def test_one_that_never_ran_has_nothing_to_adopt_for(self) -> None:
+    def test_adopt_for_a_step_without_an_ended_attempt_is_applied(self) -> None:
         story = Story().dispatched()
         stale_success(story, "ocr")
-        [kept] = story.books.quarantined
+        [kept] = story.records.quarantined
         fresh = Story().dispatched()
-        fresh.books.quarantined = [kept]
+        fresh.records.quarantined = [kept]
         assert fresh.steps["ocr"].attempt.outcome is None
         assert fresh.adopt() == Applied()
         assert fresh.steps["ocr"].attempt.outcome is AttemptOutcome.SUCCEEDED

@@ -1,15 +1,16 @@
-"""What was undone is done anew, under a key of its own; what was not undone can still be."""
+"""A compensated step is done again under a new key; a step that was not compensated still can be."""
 
 from typing import Any
 
 from msgspec.structs import replace
 
-from lucius.core.decide import decide_all
-from lucius.core.decision import Applied, Decision, Env, JobView, Refused
-from lucius.core.inputs import Compensate, DeadlinePassed, Discard, Input, Retry, Skip, Start, Submit
-from lucius.core.model import Job, JobStatus, Mode, ReviewStatus, Step, StepStatus
-from lucius.core.protocol import Parallel, Policies, Protocol, StepSpec, digest
-from lucius.core.routing import route
+from lucius.core.decide.decide import decide_all
+from lucius.core.model.decision import Applied, Decision, Env, JobSnapshot, Refused
+from lucius.core.model.inputs import Compensate, DeadlinePassed, Discard, Input, Retry, Skip, Start, Submit
+from lucius.core.model.records import Job, Step
+from lucius.core.model.routing import route
+from lucius.core.model.statuses import JobStatus, Mode, ReviewStatus, StepStatus
+from lucius.core.protocol.definition import Parallel, Policies, ProtocolDefinition, StepSpec, digest
 from tests.unit.core.builders import T0, command
 from tests.unit.core.spoken import Lease, failure, success
 
@@ -20,13 +21,13 @@ def spec(step_id: str, **fields: Any) -> StepSpec:
     return StepSpec(step_id=step_id, step_type="X", service="svc", **fields)
 
 
-class Told:
-    """A job with every step at hand, from one input to the next."""
+class JobDriver:
+    """A job with all its steps, fed one input at a time."""
 
     job: Job
 
     def __init__(self, policy: Any, *steps: StepSpec) -> None:
-        self.protocol = Protocol(
+        self.protocol = ProtocolDefinition(
             protocol_id="p", version=1, request_type="P", steps=steps, policies=Policies(compensation=policy)
         )
         self.steps: dict[str, Step] = {}
@@ -44,7 +45,7 @@ class Told:
 
     def feed(self, *inputs: Input) -> Decision:
         self.now += 1_000
-        view = JobView(self.job, self.protocol, dict(self.steps)) if self.steps else None
+        view = JobSnapshot(self.job, self.protocol, dict(self.steps)) if self.steps else None
         env = Env(lambda: f"lease-{next(self._ids)}", lambda: 0.5)
         decision = decide_all(view, inputs, self.now, env)
         self.steps |= {step.step_id: step for step in decision.steps}
@@ -65,7 +66,7 @@ class Told:
         return self.feed(success(self.lease))
 
     def fail(self, step_id: str) -> None:
-        """Until it is tried no more."""
+        """Fail the step until it is not retried any more."""
         assert self.job.active == (step_id,)
         while self.job.active == (step_id,):
             if self.steps[step_id].status is StepStatus.FAILED_RETRY:
@@ -74,87 +75,91 @@ class Told:
             self.feed(failure(self.lease, code="BROKEN"))
 
 
-def undone_by_policy() -> Told:
-    """Booked, failed to pay, and the booking was undone."""
-    told = Told("auto", spec("book", compensation=spec("unbook")), spec("pay", retry_safety=NOT_SAFE), spec("mail"))
-    told.succeed("book")
-    told.fail("pay")
-    told.succeed("unbook")
-    assert told.job.status is JobStatus.FAILED_FINAL
-    return told
+def undone_by_policy() -> JobDriver:
+    """Return a job with a booking that was undone because the payment failed."""
+    driver = JobDriver(
+        "auto", spec("book", compensation=spec("unbook")), spec("pay", retry_safety=NOT_SAFE), spec("mail")
+    )
+    driver.succeed("book")
+    driver.fail("pay")
+    driver.succeed("unbook")
+    assert driver.job.status is JobStatus.FAILED_FINAL
+    return driver
 
 
-def test_a_retry_does_again_what_was_undone_under_a_new_key() -> None:
-    told = undone_by_policy()
-    key = told.steps["book"].idempotency_key
-    assert told.steps["book"].undone
-    assert told.feed(Retry(by="ada")).reply == Applied()
-    assert told.job.active == ("book",)
-    assert told.steps["book"].idempotency_key != key
-    assert not told.steps["book"].undone
+def test_retry_repeats_an_undone_step_under_a_new_key() -> None:
+    driver = undone_by_policy()
+    key = driver.steps["book"].idempotency_key
+    assert driver.steps["book"].undone
+    assert driver.feed(Retry(by="ada")).reply == Applied()
+    assert driver.job.active == ("book",)
+    assert driver.steps["book"].idempotency_key != key
+    assert not driver.steps["book"].undone
 
 
-def test_what_was_undone_inside_a_branch_is_done_again_too() -> None:
+def test_retry_repeats_an_undone_step_inside_a_branch() -> None:
     left, right = (spec("book", compensation=spec("unbook")),), (spec("pay", retry_safety=NOT_SAFE),)
-    told = Told("auto", StepSpec(step_id="both", kind="parallel", parallel=Parallel(branches={"l": left, "r": right})))
-    told.feed(success(told.lease_of("book")))
-    told.fail("pay")
-    told.succeed("unbook")
-    told.feed(Retry(by="ada"))
-    assert set(told.job.active) == {"book", "pay"}
+    driver = JobDriver(
+        "auto", StepSpec(step_id="both", kind="parallel", parallel=Parallel(branches={"l": left, "r": right}))
+    )
+    driver.feed(success(driver.lease_of("book")))
+    driver.fail("pay")
+    driver.succeed("unbook")
+    driver.feed(Retry(by="ada"))
+    assert set(driver.job.active) == {"book", "pay"}
 
 
-def test_a_failed_step_that_its_own_handler_undid_gets_a_new_key_too() -> None:
-    told = Told("auto", spec("pay", retry_safety=NOT_SAFE, compensation=spec("refund")))
-    told.fail("pay")
-    key = told.steps["pay"].idempotency_key
-    told.succeed("refund")
-    told.feed(Retry(by="ada"))
-    assert told.steps["pay"].idempotency_key != key
+def test_failed_step_undone_by_its_own_handler_gets_a_new_key() -> None:
+    driver = JobDriver("auto", spec("pay", retry_safety=NOT_SAFE, compensation=spec("refund")))
+    driver.fail("pay")
+    key = driver.steps["pay"].idempotency_key
+    driver.succeed("refund")
+    driver.feed(Retry(by="ada"))
+    assert driver.steps["pay"].idempotency_key != key
 
 
-def test_nothing_is_skipped_over_what_was_undone() -> None:
-    told = undone_by_policy()
-    reply = told.feed(Skip(by="ada", result={"paid": True})).reply
+def test_skip_after_compensation_is_refused() -> None:
+    driver = undone_by_policy()
+    reply = driver.feed(Skip(by="ada", result={"paid": True})).reply
     assert isinstance(reply, Refused)
     assert reply.code == "COMPENSATED"
 
 
-def halted() -> Told:
-    """Two bookings to undo; the handler of the later one fails."""
+def halted() -> JobDriver:
+    """Return a job with two bookings to undo, where the handler of the later one fails."""
     steps = (spec("car", compensation=spec("uncar")), spec("hotel", compensation=spec("unhotel")))
-    told = Told("auto", *steps, spec("pay", retry_safety=NOT_SAFE))
-    told.succeed("car")
-    told.succeed("hotel")
-    told.fail("pay")
-    told.fail("unhotel")
-    assert told.job.compensation is not None
-    assert told.job.compensation.failed == "hotel"
-    return told
+    driver = JobDriver("auto", *steps, spec("pay", retry_safety=NOT_SAFE))
+    driver.succeed("car")
+    driver.succeed("hotel")
+    driver.fail("pay")
+    driver.fail("unhotel")
+    assert driver.job.compensation is not None
+    assert driver.job.compensation.failed == "hotel"
+    return driver
 
 
-def test_what_a_halted_compensation_did_not_get_to_can_be_undone_later() -> None:
-    told = halted()
-    assert told.job.review is not None
-    told.feed(Discard(item=told.job.review, by="ada"))
-    assert told.job.status is JobStatus.FAILED_FINAL
-    assert told.feed(Compensate(by="ada")).reply == Applied()
-    assert told.job.compensation is not None
-    assert told.job.compensation.todo == ("hotel", "car")
+def test_steps_left_by_a_discarded_halted_compensation_can_be_undone_later() -> None:
+    driver = halted()
+    assert driver.job.review is not None
+    driver.feed(Discard(item=driver.job.review, by="ada"))
+    assert driver.job.status is JobStatus.FAILED_FINAL
+    assert driver.feed(Compensate(by="ada")).reply == Applied()
+    assert driver.job.compensation is not None
+    assert driver.job.compensation.todo == ("hotel", "car")
 
 
-def test_a_new_run_after_a_halted_compensation_can_still_undo_what_stands() -> None:
-    told = halted()
-    assert told.feed(Retry(by="ada")).reply == Applied()
-    assert told.job.active == ("pay",)
-    assert told.job.compensable == ("car", "hotel")
+def test_new_run_after_a_halted_compensation_can_still_undo_the_remaining_steps() -> None:
+    driver = halted()
+    assert driver.feed(Retry(by="ada")).reply == Applied()
+    assert driver.job.active == ("pay",)
+    assert driver.job.compensable == ("car", "hotel")
 
 
-def test_an_item_beside_the_jobs_own_is_closed_by_the_act_on_it() -> None:
-    told = undone_by_policy()
-    assert told.job.review is not None
-    other = replace(told.job.review, review_id="j~pay~1")
-    closed = {item.review_id: item for item in told.feed(Retry(by="ada", reason="again", item=other)).reviews}
+def test_retry_closes_the_items_of_the_job_and_of_the_step() -> None:
+    driver = undone_by_policy()
+    assert driver.job.review is not None
+    other = replace(driver.job.review, review_id="j~pay~1")
+    closed = {item.review_id: item for item in driver.feed(Retry(by="ada", reason="again", item=other)).reviews}
     assert {review_id: item.status for review_id, item in closed.items()} == {
         "j~run1": ReviewStatus.REPROCESSED,
         "j~pay~1": ReviewStatus.REPROCESSED,

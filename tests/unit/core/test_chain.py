@@ -1,10 +1,10 @@
-"""The hash chain over a job's events: whatever is done to it shows, and where."""
+"""The hash chain over a job's events shows any change, and where it was made."""
 
 import pytest
 from msgspec.structs import replace
 
-from lucius.core.chain import MAX_BREAKS, Break, Walk, hash_of, walk
-from lucius.core.model import Event
+from lucius.core.model.event_chain import MAX_BREAKS, Break, ChainVerifier, hash_of, verify_events
+from lucius.core.model.records import Event
 
 
 def chained(*types: str) -> list[Event]:
@@ -20,10 +20,10 @@ EVENTS = chained("A", "B", "C", "D", "E")
 LAST = EVENTS[-1].hash
 
 
-def test_a_chain_that_nobody_touched_holds() -> None:
-    chain = walk(EVENTS, 5, LAST)
+def test_unmodified_chain_has_no_breaks() -> None:
+    chain = verify_events(EVENTS, 5, LAST)
     assert (chain.events, chain.unsealed, chain.breaks) == (5, 0, [])
-    assert walk([], 0, "").breaks == []
+    assert verify_events([], 0, "").breaks == []
 
 
 def edited(seq: int, **changes: object) -> list[Event]:
@@ -65,38 +65,38 @@ def edited(seq: int, **changes: object) -> list[Event]:
         "one too many",
     ],
 )
-def test_whatever_is_done_to_the_events_is_found_where_it_was_done(events: list[Event], seqs: list[int]) -> None:
-    assert [found.seq for found in walk(events, 5, LAST).breaks] == seqs
+def test_any_modification_of_the_events_is_located(events: list[Event], seqs: list[int]) -> None:
+    assert [found.seq for found in verify_events(events, 5, LAST).breaks] == seqs
 
 
-def test_a_whole_chain_written_anew_is_not_what_the_head_knows() -> None:
+def test_forged_chain_differs_from_the_head_of_the_job() -> None:
     forged = chained("A", "B", "X", "D", "E")
-    assert walk(forged, 5, LAST).breaks == [Break(5, "is not the event that the job's head knows")]
+    assert verify_events(forged, 5, LAST).breaks == [Break(5, "differs from the last event of the job's head")]
 
 
-def test_events_from_before_there_were_chains_are_told_apart() -> None:
+def test_events_older_than_the_chain_count_as_unsealed() -> None:
     old = [Event("j", seq, "OLD", seq) for seq in (1, 2)]
     new = Event("j", 3, "NEW", 3)
     new = replace(new, hash=hash_of("", new))
-    chain = walk([*old, new], 3, new.hash, unsealed=2)
+    chain = verify_events([*old, new], 3, new.hash, unsealed=2)
     assert (chain.events, chain.unsealed, chain.breaks) == (3, 2, [])
 
 
-def test_hashes_are_missing_only_where_the_head_says_that_there_were_none() -> None:
+def test_missing_hashes_are_breaks_unless_the_head_counts_them_as_unsealed() -> None:
     bare = [replace(event, hash="") for event in EVENTS]
-    assert [found.seq for found in walk(bare, 5, "").breaks] == [5]
-    assert [found.seq for found in walk(bare, 5, "", unsealed=4).breaks] == [5]
-    assert walk(bare, 5, "", unsealed=5).breaks == []
+    assert [found.seq for found in verify_events(bare, 5, "").breaks] == [5]
+    assert [found.seq for found in verify_events(bare, 5, "", unsealed=4).breaks] == [5]
+    assert verify_events(bare, 5, "", unsealed=5).breaks == []
 
 
 def rows(*found: tuple[object, Event | None]) -> list[int]:
-    along = Walk("j")
+    along = ChainVerifier("j")
     for place, event in found:
         along.add(place, event)
     return [item.seq for item in along.end(5, LAST).breaks]
 
 
-def test_rows_are_judged_by_where_they_stand() -> None:
+def test_misplaced_duplicate_and_unreadable_rows_are_breaks() -> None:
     own = [(event.seq, event) for event in EVENTS]
     a, b, c, d, e = EVENTS
     assert rows(*own) == []
@@ -108,14 +108,14 @@ def test_rows_are_judged_by_where_they_stand() -> None:
     assert rows(*own, (2**62, None)) == [6, 6, 2**62]
 
 
-def test_only_so_many_breaks_are_kept() -> None:
-    along = Walk("j")
+def test_number_of_recorded_breaks_is_bounded() -> None:
+    along = ChainVerifier("j")
     for place in range(1, 1000):
         along.add(place, None)
     assert len(along.end(999, "").breaks) == MAX_BREAKS + 1
 
 
-def test_an_event_vouches_for_the_attempts_that_ended_with_it() -> None:
+def test_event_hash_covers_the_attempts_that_ended_with_it() -> None:
     bare = Event("j", 1, "A", 1)
     assert hash_of("", replace(bare, attempts={"ocr#1": "aa"})) != hash_of("", replace(bare, attempts={"ocr#1": "ab"}))
     assert hash_of("", replace(bare, attempts={})) == hash_of("", bare), "older events keep their hashes"

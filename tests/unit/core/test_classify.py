@@ -1,9 +1,16 @@
-"""Which words, codes and statuses mean which class of failure."""
+"""Classification of failures by words, codes and statuses."""
 
 import pytest
 
-from lucius.core.classify import _BY_CLASS, CODES, STATUSES, class_of_code, class_of_status, failure_class
-from lucius.core.model import FailureClass
+from lucius.core.model.statuses import FailureClass
+from lucius.core.policies.failure_classes import (
+    CODES,
+    CODES_BY_CLASS,
+    STATUSES,
+    class_of_code,
+    class_of_status,
+    failure_class,
+)
 
 F = FailureClass
 
@@ -24,12 +31,14 @@ F = FailureClass
         ("GREMLINS", "FAILED_FINAL", F.NON_RETRYABLE),
     ],
 )
-def test_the_class_that_a_services_words_stand_for(word: str | None, status: str, expected: FailureClass) -> None:
+def test_reported_class_or_status_gives_the_failure_class(
+    word: str | None, status: str, expected: FailureClass
+) -> None:
     assert failure_class(word, status) is expected
 
 
 @pytest.mark.parametrize("known", FailureClass)
-def test_every_class_is_known_by_its_name_and_wins_over_any_code(known: FailureClass) -> None:
+def test_reported_class_name_overrides_the_error_code(known: FailureClass) -> None:
     assert failure_class(str(known), "FAILED") is known
     for code in ("TIMEOUT", "VALIDATION_ERROR", "HTTP_429"):
         assert failure_class(str(known).lower().replace("_", "-"), "FAILED", code) is known
@@ -56,19 +65,19 @@ def test_every_class_is_known_by_its_name_and_wins_over_any_code(known: FailureC
         ("OUT_OF_PAPER", F.RETRYABLE),
     ],
 )
-def test_without_a_class_the_error_code_decides(code: str, expected: FailureClass) -> None:
+def test_error_code_gives_the_failure_class_if_no_valid_class_is_reported(code: str, expected: FailureClass) -> None:
     assert failure_class(None, "FAILED", code) is expected
     assert failure_class("GREMLINS", "FAILED", code) is expected
 
 
-def test_a_status_that_says_final_or_again_is_stronger_than_a_code() -> None:
+def test_final_or_retry_status_overrides_the_error_code() -> None:
     assert failure_class(None, "FAILED_FINAL", "TIMEOUT") is F.NON_RETRYABLE
     assert failure_class(None, "FAILED_RETRY", "VALIDATION_ERROR") is F.RETRYABLE
     assert failure_class(None, "FAILED_RETRY", "RATE_LIMITED") is F.RATE_LIMITED
 
 
 @pytest.mark.parametrize("status", ["FAILED", "FAILED_RETRY", "FAILED_FINAL"])
-def test_a_partial_effect_is_never_taken_for_anything_else(status: str) -> None:
+def test_partial_side_effect_always_requires_compensation(status: str) -> None:
     assert failure_class(None, status, "PARTIAL_SIDE_EFFECT") is F.COMPENSATION_REQUIRED
     assert class_of_status(503, "PARTIAL_SIDE_EFFECT") is F.COMPENSATION_REQUIRED
 
@@ -96,13 +105,13 @@ def test_every_status_has_the_documented_class() -> None:
 
 @pytest.mark.parametrize("status", [409, 412])
 @pytest.mark.parametrize("code", ["TRANSITION_FORBIDDEN", "INVALID_TRANSITION", "INVARIANT_VIOLATION"])
-def test_a_conflict_is_final_if_its_code_says_that_the_transition_is_forbidden(status: int, code: str) -> None:
+def test_conflict_with_a_forbidden_transition_code_is_final(status: int, code: str) -> None:
     assert class_of_status(status, code) is F.NON_RETRYABLE
     assert class_of_status(status, "VERSION_CONFLICT") is F.RETRYABLE
     assert class_of_status(503, code) is F.TRANSIENT
 
 
-def test_no_code_is_listed_for_two_classes_and_every_class_has_one() -> None:
-    assert sum(map(len, _BY_CLASS.values())) == len(CODES)
+def test_each_code_is_listed_once_and_each_class_has_a_code() -> None:
+    assert sum(map(len, CODES_BY_CLASS.values())) == len(CODES)
     assert set(CODES.values()) == set(FailureClass)
     assert set(STATUSES.values()) <= set(FailureClass)

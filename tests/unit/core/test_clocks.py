@@ -1,17 +1,18 @@
-"""What time does: rules 5 and 7 of DESIGN §3, and JOB_TIMEOUT of rule 12."""
+"""Effects of time: deadlines, the attempt budget and its delays, downtime, and the job's timeout."""
 
 import pytest
 
-from lucius.core.decision import Applied, Defaults, Ignored
-from lucius.core.model import AttemptOutcome, FailureClass, JobStatus, OutboxStatus
-from lucius.core.protocol import RetryPolicy
+from lucius.core.model.decision import Applied, Defaults, Ignored
+from lucius.core.model.records import ProgressCounts
+from lucius.core.model.statuses import AttemptOutcome, FailureClass, JobStatus, OutboxStatus
+from lucius.core.protocol.definition import RetryPolicy
 from tests.unit.core.builders import MINUTE, SECOND, Story, three_steps
 
 LEASE = 15 * MINUTE
 ACK = 30 * SECOND
 
 
-class TestRule5Deadlines:
+class TestDeadlines:
     def test_the_ack_is_due_30_s_after_hand_over(self) -> None:
         story = Story().dispatched().wait(5 * MINUTE)
         story.hand_over()
@@ -36,12 +37,25 @@ class TestRule5Deadlines:
         story.heartbeat()
         assert story.attempt.progress == 0.5
 
-    def test_a_heartbeat_that_comes_before_the_lease_was_looked_at_saves_it(self) -> None:
+    def test_heartbeat_counts_stay_until_a_later_heartbeat_replaces_them(self) -> None:
+        story = Story().processing()
+        story.heartbeat(counts=ProgressCounts(7, 20, "page"))
+        story.heartbeat()
+        assert (story.attempt.progress, story.attempt.counts) == (0.35, ProgressCounts(7, 20, "page"))
+        story.heartbeat(counts=ProgressCounts(30, 20))
+        assert story.attempt.progress == 1.0
+        story.heartbeat(counts=ProgressCounts(3))
+        attempt = story.attempt
+        assert (attempt.progress, attempt.counts) == (None, ProgressCounts(3))
+        story.heartbeat(progress=0.5)
+        assert (story.attempt.progress, story.attempt.counts) == (0.5, None)
+
+    def test_heartbeat_before_the_sweep_saves_an_expired_lease(self) -> None:
         story = Story().processing().wait(LEASE + 1)
         story.heartbeat()
         assert isinstance(story.tick(), Ignored)
 
-    def test_a_repeated_ack_extends_nothing(self) -> None:
+    def test_repeated_ack_does_not_extend_the_lease(self) -> None:
         story = Story().processing()
         due = story.job.due_at
         story.wait(MINUTE).ack()
@@ -59,11 +73,11 @@ class TestRule5Deadlines:
         assert story.attempt.outcome is AttemptOutcome.STEP_TIMEOUT
         assert story.now == hard
 
-    def test_a_steps_timeout_is_not_a_job_of_the_ack_clock(self) -> None:
+    def test_step_timeout_does_not_run_before_the_ack(self) -> None:
         story = Story(three_steps(first={"timeout_ms": SECOND})).initiated()
         assert story.job.due_at == story.now + ACK
 
-    def test_a_protocols_step_sets_its_own_clocks(self) -> None:
+    def test_step_in_a_protocol_overrides_its_clocks(self) -> None:
         story = Story(three_steps(first={"ack_timeout_ms": 7 * SECOND, "lease_ms": 9 * SECOND})).initiated()
         assert story.job.due_at == story.now + 7 * SECOND
         story.ack()
@@ -71,7 +85,7 @@ class TestRule5Deadlines:
         story.wait(SECOND).heartbeat()
         assert story.job.due_at == story.now + 9 * SECOND
 
-    def test_the_deployment_sets_the_defaults(self) -> None:
+    def test_deployment_settings_are_the_default_clocks(self) -> None:
         defaults = Defaults(ack_timeout_ms=3 * SECOND, lease_ms=4 * SECOND, max_attempts=1)
         story = Story(defaults=defaults).initiated()
         assert story.job.due_at == story.now + 3 * SECOND
@@ -81,8 +95,8 @@ class TestRule5Deadlines:
         assert story.status is JobStatus.FAILED_FINAL
 
 
-class TestRule5Budget:
-    def test_three_attempts_over_all_tracks(self) -> None:
+class TestAttemptBudget:
+    def test_budget_is_three_attempts_over_all_kinds_of_failure(self) -> None:
         story = Story().dispatched()
         story.refuse_hand_over()
         story.next_attempt().hand_over()
@@ -97,7 +111,7 @@ class TestRule5Budget:
         assert story.job.error.code == "LEASE_EXPIRED"
 
     @pytest.mark.parametrize("allowed", [1, 2, 5])
-    def test_a_protocols_step_sets_its_budget(self, allowed: int) -> None:
+    def test_step_in_a_protocol_overrides_its_budget(self, allowed: int) -> None:
         story = Story(three_steps(retry=RetryPolicy(max_attempts=allowed))).dispatched()
         for _ in range(allowed - 1):
             story.refuse_hand_over()
@@ -105,7 +119,7 @@ class TestRule5Budget:
         story.refuse_hand_over()
         assert story.status is JobStatus.FAILED_FINAL
         assert len(story.history()) == allowed
-        assert story.books.rows[story.attempt.outbox_id].status is OutboxStatus.FAILED_FINAL
+        assert story.records.rows[story.attempt.outbox_id].status is OutboxStatus.FAILED_FINAL
 
     def test_each_step_has_a_budget_of_its_own(self) -> None:
         story = Story().dispatched()
@@ -137,12 +151,12 @@ class TestRule5Budget:
         story.tick_when_due()
         assert story.step.retry_at == story.now + 5 * SECOND
 
-    def test_a_retry_after_is_waited_for(self) -> None:
+    def test_retry_waits_for_the_reported_retry_after(self) -> None:
         story = Story().processing()
         story.fail(failure_class=FailureClass.RATE_LIMITED, retry_after_ms=7 * MINUTE)
         assert story.step.retry_at == story.now + 7 * MINUTE
 
-    def test_a_retry_is_recorded_before_it_can_be_published(self) -> None:
+    def test_retry_has_a_new_attempt_and_row_before_it_can_be_published(self) -> None:
         story = Story().processing()
         story.fail()
         assert isinstance(story.wait(5 * SECOND - 1).tick(), Ignored)
@@ -156,7 +170,7 @@ class TestRule5Budget:
         assert story.attempt.lease_expires_at is None
 
 
-class TestRule7Downtime:
+class TestDowntime:
     def test_an_overdue_ack_gets_one_fresh_period(self) -> None:
         story = Story().initiated().wait(60 * MINUTE)
         back = story.now
@@ -174,39 +188,39 @@ class TestRule7Downtime:
         story.tick_when_due(resumed_at=back)
         assert story.attempt.outcome is AttemptOutcome.LEASE_EXPIRED
 
-    def test_a_deadline_that_passes_soon_after_we_are_back_gets_the_rest_of_it(self) -> None:
+    def test_deadline_shortly_after_a_downtime_gets_the_rest_of_a_fresh_period(self) -> None:
         story = Story().initiated().wait(20 * SECOND)
         back = story.now
         assert isinstance(story.tick(resumed_at=back), Ignored)
         story.tick_when_due(resumed_at=back)
         assert story.attempt.ack_deadline == back + ACK
 
-    def test_an_attempt_handed_over_after_we_were_back_gets_none(self) -> None:
+    def test_attempt_handed_over_after_the_downtime_gets_no_fresh_period(self) -> None:
         story = Story().initiated()
         story.tick_when_due(resumed_at=story.attempt.handed_over_at or 0)
         assert story.attempt.outcome is AttemptOutcome.ACK_TIMEOUT
 
-    def test_a_service_that_spoke_since_then_gets_none(self) -> None:
+    def test_attempt_with_a_heartbeat_after_the_downtime_gets_no_fresh_period(self) -> None:
         story = Story().processing().wait(MINUTE)
         back = story.now
         story.wait(MINUTE).heartbeat()
         story.tick_when_due(resumed_at=back)
         assert story.attempt.outcome is AttemptOutcome.LEASE_EXPIRED
 
-    def test_a_fresh_period_that_is_over_already_is_not_given(self) -> None:
+    def test_fresh_period_that_is_already_over_is_not_granted(self) -> None:
         story = Story().initiated().wait(SECOND)
         back = story.now
         story.wait(60 * MINUTE).tick(resumed_at=back)
         assert story.attempt.outcome is AttemptOutcome.ACK_TIMEOUT
 
-    def test_the_next_absence_gives_the_next_one(self) -> None:
+    def test_each_downtime_grants_a_fresh_period(self) -> None:
         story = Story().initiated().wait(60 * MINUTE)
         story.tick(resumed_at=story.now)
         story.wait(60 * MINUTE).tick(resumed_at=story.now)
         assert story.statuses()[0] == "INITIATED"
 
     @pytest.mark.parametrize("state", ["initiated", "processing"])
-    def test_what_ran_out_while_the_engine_stood_still_is_for_its_next_look(self, state: str) -> None:
+    def test_deadline_that_passed_during_an_engine_stall_is_left_to_the_next_sweep(self, state: str) -> None:
         story: Story = getattr(Story(), state)()
         looked = story.now + SECOND
         story.wait(60 * MINUTE)
@@ -215,14 +229,14 @@ class TestRule7Downtime:
         assert story.job.live
         assert story.attempt.outcome is None
 
-    def test_what_had_run_out_before_it_stood_still_has_run_out(self) -> None:
+    def test_deadline_that_passed_before_an_engine_stall_times_out(self) -> None:
         story = Story().initiated()
         looked = story.now + ACK
         story.wait(60 * MINUTE).tick(as_of=looked)
         assert story.attempt.outcome is AttemptOutcome.ACK_TIMEOUT
 
     @pytest.mark.parametrize("state", ["initiated", "processing"])
-    def test_standing_still_does_not_eat_a_fresh_period(self, state: str) -> None:
+    def test_engine_stall_does_not_use_up_a_fresh_period(self, state: str) -> None:
         story: Story = getattr(Story(), state)()
         back = story.wait(60 * MINUTE).now
         looked = back + SECOND
@@ -232,24 +246,24 @@ class TestRule7Downtime:
         assert story.attempt.outcome is None
         assert story.job.due_at == story.now + (ACK if state == "initiated" else LEASE)
 
-    def test_a_steps_own_timeout_gets_none(self) -> None:
+    def test_step_timeout_gets_no_fresh_period(self) -> None:
         story = Story(three_steps(first={"timeout_ms": MINUTE})).processing().wait(60 * MINUTE)
         story.tick(resumed_at=story.now)
         assert story.attempt.outcome is AttemptOutcome.STEP_TIMEOUT
 
-    def test_it_is_given_to_a_job_that_is_being_cancelled_too(self) -> None:
+    def test_job_being_cancelled_gets_a_fresh_period_after_a_downtime(self) -> None:
         story = Story().processing()
         story.cancel()
         story.wait(60 * MINUTE).tick(resumed_at=story.now)
         assert story.status is JobStatus.CANCELLING
 
 
-class TestRule12JobTimeout:
+class TestJobTimeout:
     def short(self) -> Story:
         return Story(three_steps(job_timeout_ms=10 * MINUTE))
 
     @pytest.mark.parametrize("state", ["dispatched", "claimed", "initiated", "processing"])
-    def test_it_ends_the_job_and_fences_what_runs(self, state: str) -> None:
+    def test_job_timeout_fails_the_job_and_fences_its_attempt(self, state: str) -> None:
         story: Story = getattr(self.short(), state)()
         lease = story.lease
         story.wait(10 * MINUTE).tick()
@@ -259,28 +273,28 @@ class TestRule12JobTimeout:
         assert story.job.error.code == "JOB_TIMEOUT"
         assert story.attempt.outcome is AttemptOutcome.JOB_TIMEOUT
         assert story.pending_rows() == []
-        assert not any(story.books.counters.values())
+        assert not any(story.records.counters.values())
         assert story.succeed(lease) == "LATE"
 
-    def test_it_counts_from_acceptance(self) -> None:
+    def test_job_timeout_counts_from_acceptance(self) -> None:
         story = self.short()
         story.submit()
         assert story.job.deadline == story.now + 10 * MINUTE
         story.start()
         assert story.job.due_at == story.job.deadline
 
-    def test_the_nearer_clock_rings_first(self) -> None:
+    def test_nearest_deadline_is_due_first(self) -> None:
         story = self.short().initiated()
         assert story.job.due_at == story.now + ACK
         story.ack()
         assert story.job.due_at == story.job.deadline
 
-    def test_downtime_does_not_move_it(self) -> None:
+    def test_downtime_does_not_extend_the_job_timeout(self) -> None:
         story = self.short().processing().wait(10 * MINUTE)
         story.tick(resumed_at=story.now)
         assert story.status is JobStatus.FAILED_FINAL
 
-    def test_an_attempt_that_had_ended_keeps_how_it_ended(self) -> None:
+    def test_ended_attempt_keeps_its_outcome_at_the_job_timeout(self) -> None:
         story = self.short().processing().wait(10 * MINUTE - SECOND)
         story.fail()
         ended = story.attempt
@@ -290,7 +304,7 @@ class TestRule12JobTimeout:
         assert story.step.last_error is not None
         assert story.step.last_error.code == "JOB_TIMEOUT"
 
-    def test_a_job_that_is_being_cancelled_ends_cancelled(self) -> None:
+    def test_job_being_cancelled_ends_cancelled_at_its_timeout(self) -> None:
         story = self.short().processing()
         story.cancel()
         story.wait(10 * MINUTE).tick()

@@ -1,10 +1,10 @@
-"""Corners where two things meet: rare in one story, found by many random ones."""
+"""Rare combinations of two features, found by random histories."""
 
 from typing import Any
 
-from lucius.core.decision import Applied
-from lucius.core.model import FailureClass, JobStatus, ReviewStatus, StepStatus
-from lucius.core.protocol import StepSpec
+from lucius.core.model.decision import Applied
+from lucius.core.model.statuses import FailureClass, JobStatus, ReviewStatus, StepStatus
+from lucius.core.protocol.definition import StepSpec
 from tests.unit.core.acts import code_of
 from tests.unit.core.builders import MINUTE, Story
 from tests.unit.core.shapes import approval, decision, each, parallel, protocol, risky, task, undone_by
@@ -22,8 +22,8 @@ def started(*steps: StepSpec, payload: dict[str, Any] | None = None, **policies:
 # Review items
 
 
-def undoing() -> Story:
-    """Booked, and what was booked is being undone because paying failed."""
+def compensating_job() -> Story:
+    """Return a job whose booking is being undone because paying failed."""
     story = started(undone_by("book"), risky("pay"), compensation="auto")
     story.succeed()
     story.fail()
@@ -31,27 +31,27 @@ def undoing() -> Story:
     return story
 
 
-def test_an_item_that_is_discarded_while_handlers_run_makes_room_for_another() -> None:
-    story = undoing()
+def test_failed_handler_opens_a_new_item_after_the_first_was_discarded() -> None:
+    story = compensating_job()
     story.discard()
     story.fail_for_good()
     assert story.job.paused is not None
     assert story.job.paused.on_review
-    closed, opened = story.books.reviews.values()
+    closed, opened = story.records.reviews.values()
     assert (closed.status, opened.status) == (ReviewStatus.DISCARDED, ReviewStatus.OPEN)
     assert story.own_review == opened
 
 
-def test_a_job_that_fails_after_its_item_was_discarded_is_looked_at_anew() -> None:
-    story = undoing()
+def test_job_that_fails_after_its_item_was_discarded_opens_a_new_item() -> None:
+    story = compensating_job()
     story.discard()
     story.succeed()
     assert story.status is JobStatus.FAILED_FINAL
-    assert len(story.books.reviews) == 2
+    assert len(story.records.reviews) == 2
     assert story.own_review.status is ReviewStatus.OPEN
 
 
-# A job that is held on its review while other branches still run
+# Jobs held for review while other branches still run
 
 
 def held_beside_work(*more: str) -> Story:
@@ -62,15 +62,15 @@ def held_beside_work(*more: str) -> Story:
     return story
 
 
-def test_a_retry_of_a_held_job_ends_what_else_runs_and_starts_anew() -> None:
+def test_retry_of_a_held_job_fences_other_branches_and_opens_a_new_run() -> None:
     story = held_beside_work()
     assert story.retry() == Applied()
     assert story.history("scan") == ["FENCED"]
     assert (story.job.run_no, story.job.active) == (2, ("pay", "scan"))
 
 
-def test_a_retry_of_a_held_job_ends_all_that_runs_or_is_refused() -> None:
-    """However much runs: nothing in between."""
+def test_retry_of_a_held_job_ends_all_branches_or_is_refused() -> None:
+    """Either all branches end or nothing changes, however many run."""
     for more in range(8):
         names = [f"more{n}" for n in range(more)]
         story = started(parallel("both", risky("pay"), risky("ship"), *(risky(name) for name in names)))
@@ -87,7 +87,7 @@ def test_a_retry_of_a_held_job_ends_all_that_runs_or_is_refused() -> None:
             assert more > 3
 
 
-def test_a_held_job_that_is_discarded_ends_with_all_that_ran_in_it() -> None:
+def test_discarding_the_item_of_a_held_job_cancels_its_other_branches() -> None:
     story = held_beside_work()
     story.discard()
     assert story.status is JobStatus.FAILED_FINAL
@@ -130,14 +130,14 @@ def test_a_resume_after_a_downtime_gives_an_overdue_attempt_a_fresh_period() -> 
     assert story.attempt.lease_expires_at == story.now + MINUTE
 
 
-# How a branch ended
+# How branches end
 
 
 def outcomes(story: Story) -> list[str]:
     return [branch["status"] for branch in story.steps["both"].result["branches"].values()]
 
 
-def test_a_branch_whose_failed_step_leads_to_success_has_succeeded() -> None:
+def test_branch_whose_failure_path_is_succeed_counts_as_succeeded() -> None:
     story = started(parallel("both", approval("ask", on_failure="SUCCEED"), task("scan"), join="collect"))
     story.reject("ask")
     story.succeed(story.lease_of("scan"))
@@ -145,21 +145,21 @@ def test_a_branch_whose_failed_step_leads_to_success_has_succeeded() -> None:
     assert story.steps["both"].result["succeeded"] == 2
 
 
-def test_a_branch_that_decides_to_fail_has_failed_and_says_so() -> None:
+def test_branch_that_decides_to_fail_reports_its_error() -> None:
     story = started(parallel("both", decision("judge", {"True": "FAIL"}), task("scan"), join="collect"))
     story.succeed(story.lease_of("scan"))
     assert outcomes(story) == ["FAILED_FINAL", "SUCCEEDED"]
     assert story.steps["both"].result["branches"]["b0"]["error"]["code"] == "DECIDED_TO_FAIL"
 
 
-def test_an_item_whose_last_step_leads_to_failure_has_failed_though_the_step_did_not() -> None:
+def test_item_whose_last_step_leads_to_fail_counts_as_failed() -> None:
     story = started(each("both", "[1]", task("scan", on_success="FAIL"), join="collect"))
     story.succeed(story.lease_of("scan.0"))
     (item,) = story.steps["both"].result["items"]
     assert (item["status"], item["error"]["code"]) == ("FAILED_FINAL", "FAILED")
 
 
-def test_what_closed_a_branch_in_an_earlier_visit_of_its_container_closes_no_later_one() -> None:
+def test_branch_ended_in_an_earlier_visit_of_its_container_runs_in_a_later_visit() -> None:
     again = decision("judge", {"steps.both.result.failed == 0": "both"}, otherwise="SUCCEED")
     body = [task("scan", on_failure="SUCCEED", max_visits=1), task("check")]
     story = started(parallel("both", body, join="collect", max_visits=2), again)
@@ -169,7 +169,7 @@ def test_what_closed_a_branch_in_an_earlier_visit_of_its_container_closes_no_lat
     assert outcomes(story) == ["FAILED_FINAL"]
 
 
-def test_what_succeeded_while_its_job_was_cancelled_is_not_skipped() -> None:
+def test_step_that_succeeded_during_a_cancel_cannot_be_skipped() -> None:
     story = started(task("scan"), task("print"))
     story.ack()
     story.cancel()
@@ -182,7 +182,7 @@ def test_what_succeeded_while_its_job_was_cancelled_is_not_skipped() -> None:
 
 
 def looping() -> Story:
-    """A scan that is repeated until a check is content, twice at most."""
+    """Return a job that repeats a scan until a check passes, twice at most."""
     again = decision("judge", {"steps.check.result == 'bad'": "scan"}, otherwise="SUCCEED")
     story = started(task("scan", max_visits=2), task("check"), again)
     for _ in range(2):
@@ -193,7 +193,7 @@ def looping() -> Story:
     return story
 
 
-def test_a_new_run_counts_visits_from_the_start_also_of_what_a_person_skipped() -> None:
+def test_new_run_counts_visits_of_a_skipped_step_from_the_start() -> None:
     story = looping()
     story.skip(result="by hand")
     story.succeed(result="bad")
@@ -201,23 +201,23 @@ def test_a_new_run_counts_visits_from_the_start_also_of_what_a_person_skipped() 
     assert story.step.visit == 2
 
 
-# Whether a piece of work may have been done before: what a guard is asked about
+# Guards and steps that may have run before
 
 
-def test_a_handler_that_a_person_tries_again_repeats_also_in_a_later_run() -> None:
-    story = undoing()
+def test_handler_retried_by_an_operator_counts_as_a_repeat_in_a_later_run() -> None:
+    story = compensating_job()
     story.succeed()
     story.retry("book")
     story.succeed()
     story.fail()
     assert (story.job.run_no, story.job.active) == (2, ("undo-book",))
-    assert not story.step.repeats  # undone before, under another key: this is work of its own
+    assert not story.step.repeats  # undone before, under another key: this is a separate execution
     story.fail_for_good()
     story.compensate()
     assert story.step.repeats
 
 
-def test_another_visit_repeats_nothing_and_another_run_repeats_what_failed() -> None:
+def test_next_visit_is_no_repeat_and_a_new_run_repeats_the_failed_step() -> None:
     story = started(task("scan"), decision("judge", {"steps.scan.result == 'bad'": "scan"}, otherwise="SUCCEED"))
     story.succeed(result="bad")
     assert (story.step.visit, story.step.repeats) == (2, False)

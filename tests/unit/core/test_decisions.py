@@ -1,11 +1,11 @@
-"""Where a flow goes: expressions pick the next step, paths meet, and what is not on the way is skipped."""
+"""Flow of decisions: expressions choose the next step, paths merge, and steps off the path are skipped."""
 
 from typing import Any
 
 import pytest
 
-from lucius.core.model import AttemptOutcome, FailureClass, JobStatus
-from lucius.core.protocol import StepSpec
+from lucius.core.model.statuses import AttemptOutcome, FailureClass, JobStatus
+from lucius.core.protocol.definition import StepSpec
 from tests.unit.core.builders import Story
 from tests.unit.core.shapes import approval, call, decision, notify, parallel, protocol, task, wait_for
 
@@ -13,7 +13,7 @@ F = FailureClass
 
 
 def by_pages(**fields: Any) -> Story:
-    """OCR, then a short or a long way, which meet again."""
+    """Return a job with OCR, then a short or a long path, which merge again."""
     shape = protocol(
         task("ocr"),
         decision("size", {"steps.ocr.result.pages > 100": "long", "steps.ocr.result.pages > 0": "short"}, **fields),
@@ -25,7 +25,7 @@ def by_pages(**fields: Any) -> Story:
 
 
 @pytest.mark.parametrize(("pages", "taken", "left_out"), [(500, "long", "short"), (5, "short", "long")])
-def test_the_first_choice_that_holds_is_taken_and_the_rest_is_skipped(pages: int, taken: str, left_out: str) -> None:
+def test_first_matching_choice_is_taken_and_the_rest_is_skipped(pages: int, taken: str, left_out: str) -> None:
     story = by_pages().do("ocr", result={"pages": pages})
     assert story.job.active == (taken,)
     story.do(taken, "end")
@@ -33,20 +33,20 @@ def test_the_first_choice_that_holds_is_taken_and_the_rest_is_skipped(pages: int
     assert story.statuses("size", taken, left_out, "end") == ["SUCCEEDED", "SUCCEEDED", "SKIPPED", "SUCCEEDED"]
 
 
-def test_a_decision_says_what_it_chose() -> None:
+def test_decision_records_its_choice() -> None:
     story = by_pages().do("ocr", result={"pages": 5})
     assert story.steps["size"].result == {"then": "short", "choice": 1}
     assert story.steps["size"].attempt.outcome is AttemptOutcome.SUCCEEDED
-    assert story.books.events[-2].data == {"then": "short"}
+    assert story.records.events[-2].data == {"then": "short"}
 
 
-def test_without_a_choice_that_holds_it_is_otherwise() -> None:
+def test_decision_without_a_matching_choice_takes_otherwise() -> None:
     story = by_pages(otherwise="end").do("ocr", result={"pages": 0})
     assert story.job.active == ("end",)
     assert story.steps["size"].result == {"then": "end", "choice": None}
 
 
-def test_a_decision_that_chooses_to_fail_fails_the_job_and_says_so() -> None:
+def test_decision_that_chooses_fail_fails_the_job_with_decided_to_fail() -> None:
     story = by_pages().do("ocr", result={"pages": 0})
     assert story.status is JobStatus.FAILED_FINAL
     assert story.job.error is not None
@@ -63,7 +63,7 @@ def test_a_decision_can_end_the_job_at_once() -> None:
     assert story.statuses("more") == ["SKIPPED"]
 
 
-def test_a_job_of_nothing_but_a_decision_is_over_with_its_start() -> None:
+def test_job_with_only_a_decision_ends_at_its_start() -> None:
     story = Story(protocol(decision("only", {"input.go": "SUCCEED"})), payload={"go": True}).dispatched()
     assert story.status is JobStatus.SUCCEEDED
 
@@ -71,7 +71,7 @@ def test_a_job_of_nothing_but_a_decision_is_over_with_its_start() -> None:
 @pytest.mark.parametrize(
     "expression", ["steps.ocr.result.words > 1", "input.nothing", "1 / 0 == 1", "steps.ocr.result.pages", "(("]
 )
-def test_an_expression_that_fails_at_run_time_fails_the_step_and_not_the_engine(expression: str) -> None:
+def test_expression_that_fails_at_run_time_fails_its_step(expression: str) -> None:
     shape = protocol(task("ocr"), decision("size", {expression: "end"}), task("end"))
     story = Story(shape).dispatched().do("ocr", result={"pages": 1})
     assert story.status is JobStatus.FAILED_FINAL
@@ -81,7 +81,7 @@ def test_an_expression_that_fails_at_run_time_fails_the_step_and_not_the_engine(
     assert story.steps["size"].tries == 1
 
 
-def test_an_expression_that_fails_can_have_a_path_of_its_own() -> None:
+def test_failed_expression_takes_the_failure_path() -> None:
     shape = protocol(decision("size", {"input.nothing": "end"}, on_failure="clean"), task("end"), task("clean"))
     story = Story(shape).dispatched()
     assert story.job.active == ("clean",)
@@ -97,7 +97,7 @@ def test_expressions_see_input_job_and_steps_that_have_not_run() -> None:
     assert story.job.active == ("later",)
 
 
-def test_expressions_see_why_a_step_failed() -> None:
+def test_expressions_see_the_error_of_a_failed_step() -> None:
     shape = protocol(
         task("ocr", on_failure="why"),
         decision("why", {"steps.ocr.error.code == 'OUT_OF_PAPER'": "paper"}),
@@ -107,7 +107,7 @@ def test_expressions_see_why_a_step_failed() -> None:
 
 
 class TestPaths:
-    def test_a_failure_goes_where_the_protocol_says(self) -> None:
+    def test_failure_takes_the_failure_path(self) -> None:
         shape = protocol(task("a", on_failure="c"), task("b"), task("c"))
         story = Story(shape).dispatched().botch("a")
         assert story.job.active == ("c",)
@@ -117,7 +117,7 @@ class TestPaths:
         assert story.open_reviews() == []
 
     @pytest.mark.parametrize("code", ["ACK_TIMEOUT", "LEASE_EXPIRED", "STEP_TIMEOUT"])
-    def test_a_timeout_has_a_path_of_its_own_once_no_attempt_is_left(self, code: str) -> None:
+    def test_last_timeout_takes_the_timeout_path(self, code: str) -> None:
         fields = {"timeout_ms": 60_000} if code == "STEP_TIMEOUT" else {}
         shape = protocol(task("a", on_failure="b", on_timeout="c", **fields), task("b"), task("c"))
         story = Story(shape).dispatched()
@@ -131,13 +131,13 @@ class TestPaths:
         assert story.history("a") == [code] * 3
         assert story.job.active == ("c",)
 
-    def test_a_timeout_without_one_takes_the_failures(self) -> None:
+    def test_timeout_without_a_timeout_path_takes_the_failure_path(self) -> None:
         shape = protocol(wait_for("w", "go", timeout_ms=1000, on_failure="b"), task("a"), task("b"))
         story = Story(shape).dispatched()
         story.tick_when_due()
         assert story.job.active == ("b",)
 
-    def test_a_failed_hand_over_is_no_timeout(self) -> None:
+    def test_failed_hand_over_does_not_take_the_timeout_path(self) -> None:
         policy = task("a").retry_policy
         shape = protocol(task("a", on_failure="b", on_timeout="c", retry_policy=policy), task("b"), task("c"))
         story = Story(shape).dispatched()
@@ -147,7 +147,7 @@ class TestPaths:
                 story.tick_when_due()
         assert story.job.active == ("b",)
 
-    def test_a_step_can_end_the_job_early_either_way(self) -> None:
+    def test_step_path_can_end_the_job_as_succeeded_or_failed(self) -> None:
         shape = protocol(task("a", on_success="SUCCEED"), task("b"))
         assert Story(shape).dispatched().do("a").status is JobStatus.SUCCEEDED
         shape = protocol(task("a", on_failure="c"), task("b"), task("c", on_success="FAIL"))
@@ -157,7 +157,7 @@ class TestPaths:
         assert story.job.error.code == "OUT_OF_PAPER"
         assert "step a" in story.job.error.message
 
-    def test_the_job_comes_to_the_last_result_that_says_something(self) -> None:
+    def test_output_step_is_the_last_step_with_a_result(self) -> None:
         shape = protocol(task("a"), notify("tell"), decision("d", {"True": "SUCCEED"}))
         story = Story(shape).dispatched().do("a", "tell")
         assert story.job.output_step_id == "a"
@@ -167,11 +167,11 @@ SCHEMA = {"type": "object", "required": ["total"]}
 
 
 class TestOutputSchema:
-    def test_a_result_that_fits_ends_the_job_well(self) -> None:
+    def test_output_that_fits_the_schema_ends_the_job_as_succeeded(self) -> None:
         story = Story(protocol(task("a"), output_schema=SCHEMA)).dispatched().do("a", result={"total": 1})
         assert story.status is JobStatus.SUCCEEDED
 
-    def test_a_result_that_does_not_fit_fails_the_job_and_a_person_is_asked(self) -> None:
+    def test_output_that_does_not_fit_the_schema_fails_the_job_and_opens_a_review_item(self) -> None:
         story = Story(protocol(task("a"), output_schema=SCHEMA)).dispatched().do("a", result={"sum": 1})
         assert story.status is JobStatus.FAILED_FINAL
         assert story.job.error is not None
@@ -179,7 +179,7 @@ class TestOutputSchema:
         assert "total is missing" in story.job.error.message
         assert story.open_reviews() == [("JOB_FAILED", "a")]
 
-    def test_it_is_done_again_by_a_retry(self) -> None:
+    def test_retry_repeats_the_step_whose_output_did_not_fit(self) -> None:
         story = Story(protocol(task("a"), output_schema=SCHEMA)).dispatched().do("a", result={"sum": 1})
         key = story.steps["a"].idempotency_key
         story.retry()
@@ -187,7 +187,7 @@ class TestOutputSchema:
         assert story.steps["a"].idempotency_key != key
         assert story.do("a", result={"total": 1}).status is JobStatus.SUCCEEDED
 
-    def test_a_person_can_supply_one_that_fits(self) -> None:
+    def test_skip_can_supply_an_output_that_fits(self) -> None:
         story = Story(protocol(task("a"), output_schema=SCHEMA)).dispatched().do("a", result={"sum": 1})
         story.skip({"total": 2})
         assert story.status is JobStatus.SUCCEEDED
@@ -204,7 +204,7 @@ class TestTemplates:
         assert request.body == {"pages": 3, "doc": "doc 7", "key": "${secrets.ERP}"}
         assert story.steps["post"].service == "lucius.http"
 
-    def test_every_attempt_sends_the_same(self) -> None:
+    def test_retry_attempt_sends_the_same_request(self) -> None:
         story = Story(protocol(call("post", {"run": "${job.run_no}"}))).dispatched()
         request = story.steps["post"].request
         story.botch("post", F.TRANSIENT).tick_when_due()
@@ -215,7 +215,7 @@ class TestTemplates:
         [call("a", {"n": "${input.nothing}"}), notify("a", "${steps.b.result.n}"), approval("a", prompt="${input.x}")],
         ids=["call", "notify", "approval"],
     )
-    def test_a_template_that_misses_a_value_fails_the_step_for_good(self, step: StepSpec) -> None:
+    def test_template_with_a_missing_value_fails_the_step_finally(self, step: StepSpec) -> None:
         story = Story(protocol(step, task("b")), payload={}).dispatched()
         assert story.status is JobStatus.FAILED_FINAL
         assert story.job.error is not None
@@ -232,7 +232,7 @@ class TestTemplates:
         ],
         ids=["call", "notify", "approval"],
     )
-    def test_a_request_that_grows_too_large_is_a_clear_failure(self, step: StepSpec) -> None:
+    def test_oversized_rendered_request_fails_with_its_size(self, step: StepSpec) -> None:
         story = Story(protocol(step), payload={"text": "x" * 20_000}).dispatched()
         assert story.status is JobStatus.FAILED_FINAL
         assert story.job.error is not None
@@ -240,7 +240,7 @@ class TestTemplates:
         assert "bytes" in story.job.error.message
 
 
-def test_a_flow_goes_one_step_at_a_time_whatever_its_kinds() -> None:
+def test_steps_of_different_kinds_run_one_after_the_other() -> None:
     shape = protocol(
         decision("d", {"True": "w"}), wait_for("w", "go"), parallel("p", task("x")), approval("ok"), task("z")
     )

@@ -1,7 +1,7 @@
-"""Rule 15: any input in any state has a defined outcome.
+"""Any input in any state has a defined outcome.
 
-`every_pair.txt` says which, for every situation and every input. A change of behaviour is a change of that file:
-edit it by hand, or write it anew with `python -m tests.unit.core.test_every_pair` and read the difference.
+`every_pair.txt` lists the outcome of every input in every situation. To change behaviour, change that file: edit it,
+or regenerate it with `python -m tests.unit.core.test_every_pair` and review the diff.
 """
 
 import typing
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lucius.core.decision import Applied, CallbackReply, Decision, Ignored, Refused
-from lucius.core.inputs import (
+from lucius.core.model.decision import Applied, CallbackReply, Decision, Ignored, Refused
+from lucius.core.model.inputs import (
     Ack,
     Adopt,
     Cancel,
@@ -27,7 +27,6 @@ from lucius.core.inputs import (
     HandOverStarted,
     Heartbeat,
     Input,
-    NoticeTold,
     Pause,
     Poisoned,
     Repair,
@@ -37,16 +36,14 @@ from lucius.core.inputs import (
     Skip,
     Start,
     Succeeded,
+    WebhookAttempted,
 )
-from lucius.core.model import (
+from lucius.core.model.records import ErrorInfo, OutboxRow, Quarantined, ReviewItem
+from lucius.core.model.statuses import (
     Disposition,
-    ErrorInfo,
     FailureClass,
     JobStatus,
-    OutboxRow,
     OutboxStatus,
-    Quarantined,
-    ReviewItem,
     ReviewKind,
     ReviewStatus,
     StepStatus,
@@ -69,7 +66,7 @@ def heartbeat(lease: Lease) -> Heartbeat:
     return Heartbeat(step_id=lease.step_id, attempt_no=lease.attempt_no, lease_id=lease.lease_id, progress=0.5)
 
 
-# what carries a lease
+# inputs with a lease
 SPOKEN: dict[str, Callable[[Lease], Input]] = {
     "hand-over started": lambda lease: HandOverStarted(*lease),
     "hand-over given back": lambda lease: HandOverReleased(*lease),
@@ -92,7 +89,7 @@ def look(story: Story, *, back: bool = False) -> Input:
 
 
 def look_too_late(story: Story) -> Input:
-    story.now = max(story.now, story.job.deadline or 0)  # it has none while handlers run
+    story.now = max(story.now, story.job.deadline or 0)  # there is no deadline while handlers run
     return DeadlinePassed()
 
 
@@ -101,7 +98,7 @@ def kept(story: Story) -> Quarantined:
 
 
 def some_item(story: Story, status: ReviewStatus = ReviewStatus.OPEN) -> ReviewItem:
-    """An item beside the job's own."""
+    """Return a review item that is not the job's own."""
     return ReviewItem(
         review_id="another",
         job_id=JOB_ID,
@@ -132,7 +129,7 @@ def notice(story: Story) -> OutboxRow:
     )
 
 
-# what is about the job
+# inputs about the job
 ABOUT_THE_JOB: dict[str, Callable[[Story], Input]] = {
     "submit": lambda story: story.submission(),
     "start": lambda story: Start(),
@@ -158,7 +155,7 @@ ABOUT_THE_JOB: dict[str, Callable[[Story], Input]] = {
     "discard its review": lambda story: Discard(item=story.job.review or some_item(story), by="ada"),
     "discard another review": lambda story: Discard(item=some_item(story), by="ada"),
     "discard a closed review": lambda story: Discard(item=some_item(story, ReviewStatus.RESOLVED), by="ada"),
-    "notice told": lambda story: NoticeTold(row=notice(story)),
+    "notice told": lambda story: WebhookAttempted(row=notice(story)),
     "retry hand-over": lambda story: RetryHandOver("ada"),
     "repair": lambda story: Repair(),
     "repair of its row": lambda story: Repair(("ocr",)),
@@ -217,7 +214,7 @@ def described(story: Story, decision: Decision) -> str:
 
 
 def pairs_of(situation: str) -> dict[str, str]:
-    """The outcome of every input, each from a story of its own."""
+    """Return the outcome of every input, each from a new story."""
     outcomes = {}
     for name, on_job in ABOUT_THE_JOB.items():
         story = SITUATIONS[situation]()
@@ -260,22 +257,22 @@ EXPECTED = read_table()
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_every_input_has_the_outcome_that_the_table_says(situation: str) -> None:
+def test_each_input_has_the_outcome_in_the_table(situation: str) -> None:
     assert pairs_of(situation) == EXPECTED[situation]
 
 
 @pytest.mark.parametrize(
     ("situation", "whose"), [(situation, whose) for situation in SITUATIONS for whose in whose_leases(situation)]
 )
-def test_whatever_does_not_name_the_current_lease_changes_nothing(situation: str, whose: str) -> None:
+def test_input_with_a_lease_that_is_not_current_has_the_outcome_in_the_table(situation: str, whose: str) -> None:
     assert fenced_pairs(situation, whose) == EXPECTED[f"any situation, {whose}"]
 
 
-def test_the_table_has_nothing_else() -> None:
+def test_table_has_no_unknown_situation() -> None:
     assert set(EXPECTED) == {*SITUATIONS, *(f"any situation, {whose}" for whose in LEASES)}
 
 
-def test_every_state_and_every_input_is_in_the_table() -> None:
+def test_table_covers_each_state_and_each_input() -> None:
     stories = {name: make() for name, make in SITUATIONS.items()}
     assert {story.status for story in stories.values()} == set(JobStatus)
     assert {status for story in stories.values() for status in story.statuses()} == {str(s) for s in StepStatus}
@@ -286,7 +283,7 @@ def test_every_state_and_every_input_is_in_the_table() -> None:
 
 
 def write_table() -> None:
-    """Only after the new outcomes are what DESIGN §3 wants."""
+    """Rewrite the table. Use only if the new outcomes are intended."""
     lines = ["# situation, then input: outcome. Read by test_every_pair.py."]
     sections = {situation: pairs_of(situation) for situation in SITUATIONS}
     sections |= {f"any situation, {whose}": fenced_pairs("PROCESSING", whose) for whose in LEASES}

@@ -1,10 +1,11 @@
-"""Why a job waits, as a person reads it: which step, which service, until when."""
+"""Readable explanations of why a job waits: for which step and service, until when."""
 
 import pytest
 from msgspec.structs import replace
 
-from lucius.core.explain import clock_time, explain
-from lucius.core.model import Blocked, BlockedReason, FailureClass
+from lucius.core.decide.explain import clock_time, date_time, explain
+from lucius.core.model.records import Blocked, ProgressCounts
+from lucius.core.model.statuses import BlockedReason, FailureClass
 from tests.unit.core.builders import MINUTE, SECOND, Story, three_steps
 from tests.unit.core.kind_situations import KIND_SITUATIONS
 from tests.unit.core.shapes import approval, pause_for, protocol, risky, task, undone_by, wait_for
@@ -22,34 +23,40 @@ def test_a_queued_job_waits_for_an_engine() -> None:
     assert sentence(story) == "accepted; waits for an engine to take it"
 
 
-def test_a_job_that_the_engine_will_go_on_with_waits_for_nobody() -> None:
+def test_job_blocked_on_the_engine_is_described_as_continuing_at_once() -> None:
     story = Story().dispatched()
     job = replace(story.job, active=(), blocked=Blocked(BlockedReason.ENGINE, story.now))
     view = replace(story.view, job=job)
-    assert explain(view, BlockedReason.ENGINE, story.env).endswith("the engine goes on with it at once")
+    assert explain(view, BlockedReason.ENGINE, story.env).endswith("ready; the engine continues it")
 
 
-def test_a_row_waits_for_its_service() -> None:
+def test_queued_step_names_its_service_and_since_when_it_waits() -> None:
     story = Story().dispatched()
+    since = date_time(story.now)
+    story.wait(3 * MINUTE)
     assert sentence(story) == (
-        "step ocr (attempt 1 of 3) waits in the outbox for service ocr-svc to take it, however long it takes"
+        f"step ocr (attempt 1 of 3) is queued until service ocr-svc pulls it (since {since}, no deadline)"
     )
 
 
-def test_a_row_waits_no_longer_than_its_job_may() -> None:
+def test_queued_step_of_a_job_with_a_timeout_names_the_deadline() -> None:
     story = Story(three_steps(job_timeout_ms=10 * MINUTE)).dispatched()
-    assert f"until {clock_time(story.now + 10 * MINUTE)} at the latest" in sentence(story)
+    since, deadline = date_time(story.now), date_time(story.now + 10 * MINUTE)
+    assert sentence(story).endswith(f"pulls it (since {since}, job deadline {deadline})")
 
 
-def test_a_row_waits_because_its_service_has_enough() -> None:
+def test_date_time_has_the_date() -> None:
+    assert date_time(1_800_000_000_000) == "2027-01-15 08:00:00 UTC"
+
+
+def test_pending_row_of_a_service_at_its_cap_names_the_cap() -> None:
     story = Story().dispatched()
     said = sentence(story, BlockedReason.DISPATCH_WINDOW)
-    assert "step ocr" in said
-    assert "service ocr-svc" in said
+    assert said.startswith(f"step ocr has waited since {date_time(story.now)} because service ocr-svc has as many")
     assert "when one of them is picked up" in said
 
 
-def test_an_ack_is_waited_for() -> None:
+def test_missing_ack_is_described_with_service_and_deadline() -> None:
     story = Story().initiated()
     assert sentence(story) == (
         "step ocr (attempt 1 of 3) was handed to service ocr-svc, which has until "
@@ -57,42 +64,52 @@ def test_an_ack_is_waited_for() -> None:
     )
 
 
-def test_a_result_is_waited_for() -> None:
+def test_missing_result_is_described_with_service_and_lease() -> None:
     story = Story().processing()
     until = clock_time(story.now + 15 * MINUTE)
     assert sentence(story) == f"service ocr-svc works on step ocr (attempt 1 of 3); its lease runs until {until}"
     story.heartbeat(progress=0.25)
     assert "(attempt 1 of 3, 25% done)" in sentence(story)
+    story.heartbeat(counts=ProgressCounts(7, 20, "page"))
+    assert "(attempt 1 of 3, page 7 of 20)" in sentence(story)
+    story.heartbeat(counts=ProgressCounts(7, 0))
+    assert "(attempt 1 of 3, 7 done)" in sentence(story)
+    story.heartbeat(counts=ProgressCounts(8))
+    assert "(attempt 1 of 3, 8 done)" in sentence(story)
+    story.heartbeat(counts=ProgressCounts(9, unit="page"))
+    assert "(attempt 1 of 3, page 9)" in sentence(story)
+    story.heartbeat(counts=ProgressCounts(30, 20, "page"))
+    assert "(attempt 1 of 3, page 30)" in sentence(story)
 
 
-def test_a_result_is_waited_for_until_the_steps_time_limit_if_that_comes_first() -> None:
+def test_missing_result_is_described_with_the_step_timeout_if_that_comes_first() -> None:
     story = Story(three_steps(first={"timeout_ms": MINUTE})).processing()
     assert sentence(story).endswith(f"its time limit ends at {clock_time(story.now + MINUTE)}")
 
 
-def test_a_retry_is_waited_for() -> None:
+def test_pending_retry_is_described_with_its_time() -> None:
     story = Story().processing()
     story.fail(code="OUT_OF_PAPER")
     assert sentence(story) == (
         "step ocr waits for its retry: attempt 1 of 3 at service ocr-svc ended with RETRYABLE (OUT_OF_PAPER), "
-        f"the next one starts at {clock_time(story.now + 5 * SECOND)}"
+        f"the next attempt starts at {clock_time(story.now + 5 * SECOND)}"
     )
 
 
-def test_a_cancel_waits_for_what_is_still_out() -> None:
+def test_cancel_names_the_step_that_it_waits_for() -> None:
     story = Story().processing()
     story.cancel()
     assert sentence(story).startswith("being cancelled once this ends: service ocr-svc works on step ocr")
 
 
-def test_the_clock_is_told_in_utc() -> None:
+def test_times_are_shown_in_utc() -> None:
     assert clock_time(1_700_000_000_000) == "22:13:20 UTC"
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_the_sentence_of_every_waiting_job_names_step_service_and_until(name: str) -> None:
+def test_explanation_of_each_waiting_job_names_step_service_and_end(name: str) -> None:
     story = SITUATIONS[name]()
-    if story.books.job is None or story.job.blocked is None:
+    if story.records.job is None or story.job.blocked is None:
         return
     said = sentence(story)
     if story.job.active:
@@ -103,13 +120,13 @@ def test_the_sentence_of_every_waiting_job_names_step_service_and_until(name: st
 
 
 @pytest.mark.parametrize("name", [*SITUATIONS, *KIND_SITUATIONS])
-def test_no_reason_in_any_state_is_too_much_for_it(name: str) -> None:
+def test_every_blocked_reason_is_explained_in_every_state(name: str) -> None:
     story = {**SITUATIONS, **KIND_SITUATIONS}[name]()
     assert all(explain(story.view, reason, story.env) for reason in BlockedReason)
 
 
-class TestOtherKinds:
-    def test_an_approval_names_who_may_give_it_and_until_when(self) -> None:
+class TestOtherStepKinds:
+    def test_approval_names_its_approvers_and_timeout(self) -> None:
         story = Story(protocol(approval("ok", "finance", quorum=2, timeout_ms=MINUTE))).dispatched()
         since, until = clock_time(story.now), clock_time(story.now + MINUTE)
         assert sentence(story) == f"waiting for approval by finance since {since}, 0 of 2 given, times out at {until}"
@@ -122,7 +139,7 @@ class TestOtherKinds:
         story = Story(protocol(pause_for("w", MINUTE))).dispatched()
         assert sentence(story) == f"step w waits until {clock_time(story.now + MINUTE)}"
 
-    def test_a_paused_job_says_who_paused_it_and_why(self) -> None:
+    def test_paused_job_names_the_operator_and_the_reason(self) -> None:
         story = Story().processing()
         story.pause("ada")
         assert sentence(story) == f"paused by ada since {clock_time(story.now)}: because"
@@ -133,18 +150,18 @@ class TestOtherKinds:
         assert story.own_review.review_id in said
         assert "pay" in said
 
-    def test_a_compensation_says_how_much_is_left(self) -> None:
+    def test_compensation_names_the_number_of_steps_left(self) -> None:
         story = Story(protocol(undone_by("a"), undone_by("b"), risky("pay"), compensation="auto")).dispatched()
         story.do("a", "b").botch("pay")
         assert sentence(story).startswith("undoing what was done, 2 to go: step undo-b")
 
-    def test_a_retry_says_after_which_failure_and_when(self) -> None:
+    def test_retry_names_the_failure_class_and_its_time(self) -> None:
         story = Story().processing()
         story.fail(failure_class=FailureClass.RATE_LIMITED, retry_after_ms=MINUTE)
         assert "attempt 1 of 3" in sentence(story)
         assert "RATE_LIMITED" in sentence(story)
         assert clock_time(story.now + MINUTE) in sentence(story)
 
-    def test_the_date_is_told_where_it_is_another_day(self) -> None:
+    def test_date_is_shown_if_it_is_another_day(self) -> None:
         story = Story(protocol(pause_for("w", 48 * 60 * MINUTE))).dispatched()
         assert "2023-11-16" in sentence(story)

@@ -1,14 +1,14 @@
-"""Loops: a step is visited again as often as its limit allows, each visit an effect of its own."""
+"""Loops: a step is visited as often as its limit allows, each visit with an effect of its own."""
 
 import pytest
 
-from lucius.core.model import JobStatus
+from lucius.core.model.statuses import JobStatus
 from tests.unit.core.builders import MINUTE, Story
 from tests.unit.core.shapes import approval, decision, each, pause_for, protocol, task, wait_for
 
 
 def polling(max_visits: int = 3) -> Story:
-    """Ask, wait a minute, and ask again until it is done."""
+    """Return a job that asks, waits a minute, and asks again until it is done."""
     shape = protocol(
         task("ask", max_visits=max_visits),
         decision("done", {"steps.ask.result.done": "SUCCEED"}, otherwise="rest", max_visits=100),
@@ -17,7 +17,7 @@ def polling(max_visits: int = 3) -> Story:
     return Story(shape).dispatched()
 
 
-def test_a_loop_goes_round_until_its_decision_ends_it() -> None:
+def test_loop_repeats_until_its_decision_ends_it() -> None:
     story = polling()
     story.do("ask", result={"done": False})
     assert story.job.active == ("rest",)
@@ -27,7 +27,7 @@ def test_a_loop_goes_round_until_its_decision_ends_it() -> None:
     assert story.status is JobStatus.SUCCEEDED
 
 
-def test_each_visit_has_a_key_of_its_own_and_numbers_go_on() -> None:
+def test_each_visit_has_its_own_key_and_continues_attempt_numbers() -> None:
     story = polling()
     first = story.steps["ask"]
     story.do("ask", result={"done": False}).tick_when_due()
@@ -36,7 +36,7 @@ def test_each_visit_has_a_key_of_its_own_and_numbers_go_on() -> None:
     assert (second.attempt.attempt_no, second.tries, second.created_at) == (2, 1, first.created_at)
 
 
-def test_each_visit_has_a_budget_of_its_own() -> None:
+def test_each_visit_has_its_own_attempt_budget() -> None:
     story = polling()
     for _ in range(2):
         story.fail()
@@ -47,7 +47,7 @@ def test_each_visit_has_a_budget_of_its_own() -> None:
     assert story.status_of("ask") == "FAILED_RETRY"
 
 
-def test_a_visit_more_than_allowed_fails_the_job_and_says_so() -> None:
+def test_visit_above_the_limit_fails_the_job_with_visit_limit() -> None:
     story = polling(max_visits=3)
     for _ in range(3):
         story.do("ask", result={"done": False}).tick_when_due()
@@ -57,13 +57,13 @@ def test_a_visit_more_than_allowed_fails_the_job_and_says_so() -> None:
     assert "more than 3 times" in story.job.error.message
 
 
-def test_a_visit_limit_takes_no_failure_path_that_could_loop_on() -> None:
+def test_exceeded_visit_limit_does_not_take_the_failure_path() -> None:
     story = Story(protocol(task("a", on_success="a", on_failure="a", max_visits=2))).dispatched()
     story.do("a", "a")
     assert story.status is JobStatus.FAILED_FINAL
 
 
-def test_a_new_run_counts_visits_anew() -> None:
+def test_new_run_resets_the_visit_count() -> None:
     story = polling(max_visits=2)
     for _ in range(2):
         story.do("ask", result={"done": False}).tick_when_due()
@@ -73,13 +73,13 @@ def test_a_new_run_counts_visits_anew() -> None:
     assert story.status is JobStatus.SUCCEEDED
 
 
-def test_keys_of_visits_in_a_new_run_are_new() -> None:
+def test_visits_of_a_new_run_have_new_keys() -> None:
     story = polling(max_visits=2)
     for _ in range(2):
         story.do("ask", result={"done": False}).tick_when_due()
     story.retry()
     story.do("ask", result={"done": False}).tick_when_due()
-    keys = {attempt.idempotency_key for (step, _), attempt in story.books.history.items() if step == "ask"}
+    keys = {attempt.idempotency_key for (step, _), attempt in story.records.history.items() if step == "ask"}
     assert len(keys | {story.steps["ask"].idempotency_key}) == 4
 
 
@@ -130,7 +130,7 @@ def test_a_map_can_be_visited_again_with_other_items() -> None:
 
 
 @pytest.mark.parametrize("kind", ["on_success", "on_failure"])
-def test_a_loop_inside_a_map_is_the_items_own(kind: str) -> None:
+def test_loop_inside_a_map_is_counted_per_item(kind: str) -> None:
     body = task("x", max_visits=3, **{kind: "x"})
     story = Story(protocol(each("m", "range(2)", body, join="collect"))).dispatched()
     for _ in range(3):

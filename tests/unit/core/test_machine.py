@@ -1,8 +1,8 @@
-"""Random histories of three tasks: any input, in any order, at any time, doubled or from a fenced attempt.
+"""Random histories of three tasks: any input, in any order, at any time, duplicated or from a fenced attempt.
 
-`test_random_protocols.py` does the same with other protocols; this one knows more ways to hand a task over.
+`test_random_protocols.py` does the same with other protocols; this one has more ways to hand a task over.
 
-`Story` checks every invariant after every decision, so the rules below only have to be inventive.
+`Story` checks every invariant after every decision, so the rules below only generate inputs.
 """
 
 import pytest
@@ -10,22 +10,23 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from lucius.core.decision import Defaults
-from lucius.core.inputs import Ack, Cancel, DeadlinePassed, HandedOver, Heartbeat, Start
-from lucius.core.model import NEVER, WITH_SERVICE, FailureClass, OutboxStatus, StepStatus
-from lucius.core.protocol import RetryPolicy
+from lucius.core.model.decision import Defaults
+from lucius.core.model.inputs import Ack, Cancel, DeadlinePassed, HandedOver, Heartbeat, Start
+from lucius.core.model.records import NEVER
+from lucius.core.model.statuses import WITH_SERVICE, FailureClass, OutboxStatus, StepStatus
+from lucius.core.protocol.definition import RetryPolicy
 from tests.unit.core.builders import JOB_ID, MINUTE, NEVER_LEASED, SECOND, STEPS, T0, Story, three_steps
 from tests.unit.core.spoken import Lease
 from tests.unit.core.spoken import failure as failure_of
 from tests.unit.core.spoken import success as success_of
 
 LEAPS = (0, 1, SECOND, 30 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE)
-LONG_ENOUGH = 8  # steps after which an ended job has shown that it does not change
+LONG_ENOUGH = 8  # steps after which an ended job counts as final
 classes = st.sampled_from(FailureClass)
 
 
 class JobMachine(RuleBasedStateMachine):
-    """One job under a random life. `which` picks a lease: mostly the current one, sometimes an old or a made-up one."""
+    """One job with random inputs. `which` picks a lease: mostly the current one, sometimes an old or a made-up one."""
 
     story: Story
     since_the_end = 0
@@ -60,8 +61,8 @@ class JobMachine(RuleBasedStateMachine):
         self.since_the_end = 0
 
     def lease(self, which: int) -> Lease:
-        """0..5: the current lease; 6 and 7: one that was given out before; 8: one that never was; 9: no such step."""
-        known = [Lease(step_id, no, lease_id) for lease_id, (step_id, no) in self.story.books.leases.items()]
+        """Return a lease. 0..5: the current one; 6, 7: an earlier one; 8: one never given out; 9: an unknown step."""
+        known = [Lease(step_id, no, lease_id) for lease_id, (step_id, no) in self.story.records.leases.items()]
         if not known or which == 8:
             return Lease("ocr", 1, NEVER_LEASED)
         if which == 9:
@@ -72,7 +73,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule()
     def go_on_as_hoped(self) -> None:
-        """Whatever a healthy world would do next, so that histories get somewhere."""
+        """Feed the next input of a healthy run, so that histories make progress."""
         story = self.story
         if not story.job.active:
             story.start() if story.job.paused is None else story.discard()
@@ -93,7 +94,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(cancelled=st.booleans(), ends=st.sampled_from(["hand_over", "refuse_hand_over", "release", "ack", "lost"]))
     def publish(self, cancelled: bool, ends: str) -> None:
-        """A relay claims, something may come between, and it reports; or a callback is faster."""
+        """Let a relay claim and report, with an event in between or an earlier callback."""
         if self.story.job.active:
             self.story.claim()
             if cancelled:
@@ -139,7 +140,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 8), doubled=st.booleans())
     def several_at_once(self, which: int, doubled: bool) -> None:
-        """A batch is one decision: reports and callbacks of an instant, in a row."""
+        """Feed hand-over and callbacks of the same instant as one decision."""
         lease = self.lease(which)
         step_id, attempt_no, lease_id = lease
         ack = Ack(step_id=step_id, attempt_no=attempt_no, lease_id=lease_id)
@@ -153,7 +154,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(early=st.sampled_from([0, 0, 0, 1]), away=st.sampled_from([None, None, 0, 1, MINUTE]))
     def clock_rings(self, early: int, away: int | None) -> None:
-        """The engine looks when the job is due, or a moment too early; perhaps it was away until just before."""
+        """Tick when the job is due, or shortly before; the engine may have been away until just before."""
         due = self.story.job.due_at
         if due is not None and due != NEVER:
             self.story.now = max(self.story.now, due - early)
@@ -161,13 +162,13 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(resumed_at=st.integers(T0 - MINUTE, T0 + 3 * 60 * MINUTE), stood_still=st.none() | st.sampled_from(LEAPS))
     def tick(self, resumed_at: int, stood_still: int | None) -> None:
-        """Perhaps the engine stood still between its look at the clock and this decision."""
+        """Tick; the engine may have stalled between reading the clock and this decision."""
         as_of = None if stood_still is None else self.story.now - stood_still
         self.story.tick(min(resumed_at, self.story.now if as_of is None else as_of), as_of)
 
     @rule(sure=st.integers(0, 12))
     def cancel(self, sure: int) -> None:
-        """Seldom, and mostly while something may be with a service: elsewhere it ends the history at once."""
+        """Cancel rarely, and mostly while a service may have the step: otherwise the history ends at once."""
         step = self.story.step if self.story.job.active else None
         is_out = step is not None and (step.status in WITH_SERVICE or step.attempt.claimed_at is not None)
         if sure == 12:
@@ -185,19 +186,19 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule()
     def lose_the_row(self) -> None:
-        """A store forgets the row of a step that waits for hand-over; the sweeper finds out."""
+        """Lose the row of a step that waits for hand-over; the sweeper repairs it."""
         story = self.story
         if not story.job.active or story.step.status is not StepStatus.DISPATCHING:
             return
-        story.books.lose_row(story.attempt.outbox_id)
+        story.records.lose_row(story.attempt.outbox_id)
         story.repair(story.step.step_id)
 
     @invariant()
     def it_is_still_the_same_job(self) -> None:
         story = self.story
-        note(f"{story.status} {story.statuses()} v{story.job.version} rows={len(story.books.rows)}")
+        note(f"{story.status} {story.statuses()} v{story.job.version} rows={len(story.records.rows)}")
         assert story.job.job_id == JOB_ID
-        sent = [row for row in story.books.rows.values() if row.status is OutboxStatus.SENT]
+        sent = [row for row in story.records.rows.values() if row.status is OutboxStatus.SENT]
         assert len(sent) <= story.job.attempts_total
         self.since_the_end += not story.job.live
         if self.since_the_end > LONG_ENOUGH:

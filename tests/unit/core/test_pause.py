@@ -1,11 +1,12 @@
-"""Rule 9 of DESIGN §3: pause stops what comes next, and only that."""
+"""Pause stops only what comes next."""
 
 from collections.abc import Callable
 
 import pytest
 
-from lucius.core.decision import Applied, Ignored
-from lucius.core.model import NEVER, AttemptOutcome, BlockedReason, Disposition, FailureClass, JobStatus, StepStatus
+from lucius.core.model.decision import Applied, Ignored
+from lucius.core.model.records import NEVER
+from lucius.core.model.statuses import AttemptOutcome, BlockedReason, Disposition, FailureClass, JobStatus, StepStatus
 from tests.unit.core.acts import code_of
 from tests.unit.core.builders import MINUTE, SECOND, Story, three_steps
 from tests.unit.core.shapes import approval, decision, each, parallel, pause_for, protocol, task, wait_for
@@ -31,7 +32,7 @@ STATES: dict[str, Callable[[], Story]] = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_any_live_job_can_be_paused_and_resumed_to_what_it_was(state: str) -> None:
+def test_live_job_can_be_paused_and_resumed_to_its_earlier_status(state: str) -> None:
     story = STATES[state]()
     before = story.job
     assert story.pause() == Applied()
@@ -55,7 +56,7 @@ def test_a_paused_job_can_be_cancelled(state: str) -> None:
     assert story.job.paused is None
 
 
-def test_it_is_said_once_and_audited() -> None:
+def test_repeated_pause_and_resume_are_ignored_and_audited_once() -> None:
     story = Story().processing()
     story.pause("ada")
     assert isinstance(story.pause("bob"), Ignored)
@@ -63,7 +64,7 @@ def test_it_is_said_once_and_audited() -> None:
     assert story.job.paused.by == "ada"
     story.resume("bob")
     assert isinstance(story.resume("bob"), Ignored)
-    audited = [(e.type, e.data) for e in story.books.events if e.type in ("JOB_PAUSED", "JOB_RESUMED")]
+    audited = [(e.type, e.data) for e in story.records.events if e.type in ("JOB_PAUSED", "JOB_RESUMED")]
     assert audited == [
         ("JOB_PAUSED", {"by": "ada", "reason": "because"}),
         ("JOB_RESUMED", {"by": "bob", "reason": "because"}),
@@ -82,8 +83,8 @@ def test_a_job_that_has_ended_cannot_be_paused_or_resumed() -> None:
     assert code_of(story.resume()) == "JOB_TERMINAL"
 
 
-class TestWhatIsOut:
-    def test_a_result_is_recorded_and_the_next_step_waits(self) -> None:
+class TestWorkInProgress:
+    def test_result_during_a_pause_is_recorded_and_the_next_step_waits(self) -> None:
         story = Story().processing()
         story.pause()
         assert story.heartbeat() is APPLIED
@@ -93,7 +94,7 @@ class TestWhatIsOut:
         story.resume()
         assert story.job.active == ("embedding",)
 
-    def test_the_last_result_ends_the_job_only_after_resume(self) -> None:
+    def test_last_result_during_a_pause_ends_the_job_only_after_resume(self) -> None:
         story = Story(protocol(task("a"))).processing()
         story.pause()
         story.succeed()
@@ -101,7 +102,7 @@ class TestWhatIsOut:
         story.resume()
         assert story.status == "SUCCEEDED"
 
-    def test_a_failure_for_good_ends_the_job_only_after_resume(self) -> None:
+    def test_final_failure_during_a_pause_ends_the_job_only_after_resume(self) -> None:
         story = Story().processing()
         story.pause()
         story.fail_for_good()
@@ -122,13 +123,13 @@ class TestWhatIsOut:
         assert story.statuses()[0] == "DISPATCHING"
         assert story.attempt.attempt_no == 2
 
-    def test_a_publish_under_way_may_end(self) -> None:
+    def test_publish_in_flight_may_end_during_a_pause(self) -> None:
         story = Story().claimed()
         story.pause()
         assert story.hand_over() == Applied()
         assert story.statuses()[0] == "INITIATED"
 
-    def test_a_publish_that_did_not_happen_is_kept_back(self) -> None:
+    def test_row_released_during_a_pause_is_held_until_resume(self) -> None:
         story = Story().claimed()
         story.pause()
         story.release()
@@ -148,8 +149,8 @@ class TestWhatIsOut:
         story.settle()
         assert story.statuses()[0] == "DISPATCHING"
 
-    def test_a_step_that_was_kept_back_and_then_heard_of_is_not_due_for_ever(self) -> None:
-        """Its directive had left us after all."""
+    def test_failure_of_a_held_step_is_retried_once_after_resume(self) -> None:
+        """The directive of the paused step had been sent after all."""
         story = Story().dispatched()
         story.pause()
         story.fail()
@@ -159,8 +160,8 @@ class TestWhatIsOut:
         assert isinstance(story.tick(), Ignored)
 
 
-class TestWhatIsNot:
-    def test_nothing_new_is_handed_out(self) -> None:
+class TestWorkNotStarted:
+    def test_claim_and_hand_over_during_a_pause_are_ignored(self) -> None:
         story = Story().dispatched()
         story.pause()
         assert isinstance(story.claim(), Ignored)
@@ -170,21 +171,21 @@ class TestWhatIsNot:
         assert [row.next_attempt_at for row in story.pending_rows()] == [None]
         assert story.hand_over() == Applied()
 
-    def test_a_queued_job_is_not_taken(self) -> None:
+    def test_paused_queued_job_is_not_started(self) -> None:
         story = queued()
         story.pause()
         assert isinstance(story.start(), Ignored)
         assert isinstance(story.tick(), Ignored)
         assert story.job.active == ()
 
-    def test_a_timer_that_runs_out_is_acted_on_after_resume(self) -> None:
+    def test_timer_that_expires_during_a_pause_fires_after_resume(self) -> None:
         story = Story(protocol(pause_for("w", MINUTE), task("a"))).dispatched()
         story.pause()
         assert isinstance(story.wait(5 * MINUTE).tick(), Ignored)
         story.resume()
         assert story.settle().job.active == ("a",)
 
-    def test_nor_are_timers_of_signals_and_approvals(self) -> None:
+    def test_signal_and_approval_timeouts_during_a_pause_apply_after_resume(self) -> None:
         shape = protocol(
             parallel("p", wait_for("w", "go", timeout_ms=MINUTE), approval("ok", timeout_ms=MINUTE), join="collect")
         )
@@ -195,15 +196,15 @@ class TestWhatIsNot:
         story.settle()
         assert story.statuses("w", "ok") == ["FAILED_FINAL", "FAILED_FINAL"]
 
-    def test_a_decision_is_not_made(self) -> None:
+    def test_decision_is_not_evaluated_during_a_pause(self) -> None:
         story = Story(protocol(task("a"), decision("d", {"True": "SUCCEED"}))).processing()
         story.pause()
         story.succeed()
         assert "d" not in story.steps
 
 
-class TestPeople:
-    def test_votes_are_taken_and_count_on_resume(self) -> None:
+class TestVotesAndSignals:
+    def test_votes_during_a_pause_count_on_resume(self) -> None:
         story = Story(protocol(approval("ok", quorum=2), task("a"))).dispatched()
         story.pause()
         assert story.approve("ok", "ada") == Applied()
@@ -212,14 +213,14 @@ class TestPeople:
         story.resume()
         assert story.job.active == ("a",)
 
-    def test_a_vote_counts_before_a_timeout_that_passed_meanwhile(self) -> None:
+    def test_vote_during_a_pause_counts_before_a_timeout_that_passed(self) -> None:
         story = Story(protocol(approval("ok", timeout_ms=MINUTE), task("a"))).dispatched()
         story.pause()
         story.wait(5 * MINUTE).approve("ok")
         story.resume()
         assert story.settle().job.active == ("a",)
 
-    def test_a_rejection_counts_too(self) -> None:
+    def test_rejection_during_a_pause_counts_on_resume(self) -> None:
         story = Story(protocol(approval("ok"), task("a"))).dispatched()
         story.pause()
         story.reject("ok")
@@ -227,13 +228,13 @@ class TestPeople:
         assert story.status is JobStatus.FAILED_FINAL
 
     @pytest.mark.parametrize(("first", "then"), [("approve", "reject"), ("reject", "approve")])
-    def test_the_vote_that_decides_is_the_last_one(self, first: str, then: str) -> None:
+    def test_vote_after_the_deciding_one_is_refused_during_a_pause(self, first: str, then: str) -> None:
         story = Story(protocol(approval("ok"), task("a"))).dispatched()
         story.pause()
         getattr(story, first)("ok", "ada")
         assert code_of(getattr(story, then)("ok", "bob")) == "APPROVAL_ENDED"
 
-    def test_signals_are_taken_and_reach_who_waits_on_resume(self) -> None:
+    def test_signal_during_a_pause_reaches_its_step_on_resume(self) -> None:
         story = Story(protocol(wait_for("w", "go", timeout_ms=MINUTE), task("a"))).dispatched()
         story.pause()
         story.signal("go", 1)
@@ -244,8 +245,8 @@ class TestPeople:
         assert story.steps["w"].result["payload"] == 1
 
 
-class TestTheJobsTime:
-    def test_it_does_not_run_while_paused(self) -> None:
+class TestJobTimeout:
+    def test_job_timeout_does_not_run_during_a_pause(self) -> None:
         story = Story(three_steps(job_timeout_ms=10 * MINUTE)).processing().wait(MINUTE)
         deadline = story.job.deadline or 0
         story.pause()
@@ -256,7 +257,7 @@ class TestTheJobsTime:
         assert story.job.deadline == deadline + 60 * MINUTE
         assert story.job.active == ("embedding",)
 
-    def test_a_run_that_ended_on_resume_leaves_the_next_nothing_to_catch_up_with(self) -> None:
+    def test_run_that_timed_out_on_resume_leaves_no_pending_work_to_the_next_run(self) -> None:
         story = Story(protocol(approval("ok"), task("a"), timeout_ms=MINUTE)).dispatched().wait(2 * MINUTE)
         story.pause()
         story.resume()
@@ -268,7 +269,7 @@ class TestTheJobsTime:
         assert isinstance(story.tick(), Ignored)
         assert story.status_of("ok") == "AWAITING_APPROVAL"
 
-    def test_what_had_run_out_before_has_run_out(self) -> None:
+    def test_job_timeout_that_passed_before_the_pause_applies_after_resume(self) -> None:
         story = Story(three_steps(job_timeout_ms=10 * MINUTE)).processing().wait(10 * MINUTE + SECOND)
         story.pause()
         story.wait(MINUTE).resume()
@@ -277,9 +278,9 @@ class TestTheJobsTime:
         assert story.attempt.outcome is AttemptOutcome.JOB_TIMEOUT
 
 
-class TestRule7:
+class TestDowntime:
     @pytest.mark.parametrize("state", ["initiated", "processing"])
-    def test_resume_fences_nothing_that_an_engine_which_was_away_would_spare(self, state: str) -> None:
+    def test_resume_after_a_long_pause_fences_no_attempt(self, state: str) -> None:
         story: Story = getattr(Story(), state)()
         story.pause()
         story.wait(60 * MINUTE)
@@ -290,7 +291,7 @@ class TestRule7:
 
 
 class TestWideJobs:
-    def test_all_rows_of_a_wide_map_are_held_and_let_go_again(self) -> None:
+    def test_all_rows_of_a_wide_map_are_held_by_pause_and_released_by_resume(self) -> None:
         story = Story(protocol(each("m", "range(40)", task("x"), at_once=32)), payload={}).dispatched().settle()
         assert len(story.job.active) == 32
         story.pause()
@@ -300,7 +301,7 @@ class TestWideJobs:
         story.settle()
         assert {row.next_attempt_at for row in story.pending_rows()} == {None}
 
-    def test_all_votes_and_signals_count(self) -> None:
+    def test_all_votes_and_signals_of_a_wide_map_count_on_resume(self) -> None:
         body = parallel("p", wait_for("w", "go"), approval("ok"))
         story = Story(protocol(each("m", "range(16)", body, at_once=16)), payload={}).dispatched().settle()
         story.pause()
@@ -311,7 +312,7 @@ class TestWideJobs:
         story.settle()
         assert story.status is JobStatus.SUCCEEDED
 
-    def test_what_was_not_caught_up_with_waits_again_when_paused_again(self) -> None:
+    def test_votes_not_yet_applied_wait_again_after_a_second_pause(self) -> None:
         story = Story(protocol(each("m", "range(16)", approval("ok"), at_once=16)), payload={}).dispatched().settle()
         story.pause()
         for item in range(16):

@@ -1,7 +1,7 @@
-"""Random lives of jobs with random protocols: services, people and time do what they like, in any order.
+"""Random lives of jobs with random protocols: inputs of services, operators and time in any order.
 
-`Story` checks every invariant after every decision, and decides each on a part and on the whole of the job; the rules
-below only have to be inventive. `CORE_EXAMPLES` makes it longer.
+`Story` checks every invariant after every decision, and makes each on a part and on the whole of the job; the rules
+below only generate inputs. `CORE_EXAMPLES` sets the number of examples.
 """
 
 import os
@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from lucius.core.decision import Applied, Defaults
-from lucius.core.inputs import Cancel, DeadlinePassed, HandedOver, Input, Pause, Taker
-from lucius.core.model import NEVER, FailureClass, Step, StepStatus
-from lucius.core.protocol import Protocol
+from lucius.core.model.decision import Applied, Defaults
+from lucius.core.model.inputs import Cancel, Capacity, DeadlinePassed, HandedOver, Input, Pause
+from lucius.core.model.records import NEVER, Step
+from lucius.core.model.statuses import FailureClass, StepStatus
+from lucius.core.protocol.definition import ProtocolDefinition
 from tests.unit.core.builders import MINUTE, SECOND, Story
 from tests.unit.core.random_protocols import CLASSES, PAYLOAD, SIGNALS, protocols
 from tests.unit.core.spoken import Lease
@@ -24,19 +25,19 @@ from tests.unit.core.spoken import success as success_of
 EXAMPLES = int(os.environ.get("CORE_EXAMPLES", "120"))
 LEAPS = (0, 1, SECOND, 30 * SECOND, MINUTE, 5 * MINUTE, 60 * MINUTE)
 PEOPLE = ("ada", "bob", "cleo", "eve")
-LONG_ENOUGH = 6  # steps after which an ended job has shown that it does not change
+LONG_ENOUGH = 6  # steps after which an ended job counts as final
 numbers = st.integers(0, 63)
 
 
 class JobMachine(RuleBasedStateMachine):
-    """`n` picks one of what there is: an active step, a lease that was given out, a review item."""
+    """Feeds one job. `n` picks one of what exists: an active step, a lease that was given out, a review item."""
 
     story: Story
-    protocol: Protocol
+    protocol: ProtocolDefinition
     since_the_end = 0
 
     @initialize(protocol=protocols(), scale=st.sampled_from([0.0, 0.01, 1.0]), room=st.sampled_from([0, 1, 50]))
-    def submit(self, protocol: Protocol, scale: float, room: int) -> None:
+    def submit(self, protocol: ProtocolDefinition, scale: float, room: int) -> None:
         note(str(protocol))
         self.protocol, self.scale, self.room = protocol, scale, room
         self.submit_another()
@@ -44,23 +45,24 @@ class JobMachine(RuleBasedStateMachine):
     def submit_another(self) -> None:
         self.story = Story(self.protocol, defaults=Defaults(backoff_scale=self.scale), payload=PAYLOAD)
         if self.room:
-            self.story.takers = self.some_wait
+            self.story.capacity = self.some_capacity
         self.story.submit()
         self.story.start()
         self.since_the_end = 0
 
-    def some_wait(self, service: str, tenant_id: str) -> Taker | None:
-        """Of every other service somebody waits, and of whichever it is, at another instant nobody does."""
-        return Taker(self.room) if (len(service) + self.story.now) % 2 else None
+    def some_capacity(self) -> dict[str, Capacity]:
+        """Return capacity for the services whose name's length plus the time is odd."""
+        services = self.protocol.plan.services
+        return {name: Capacity(self.room) for name in services if (len(name) + self.story.now) % 2}
 
     def active(self, n: int) -> Step | None:
         active = self.story.job.active
         return self.story.steps[active[n % len(active)]] if active else None
 
     def lease(self, n: int) -> Lease | None:
-        """Mostly of an active step; sometimes one that was given out before."""
+        """Return a lease: mostly of an active step, sometimes an earlier one."""
         step = self.active(n)
-        known = list(self.story.books.leases.items())
+        known = list(self.story.records.leases.items())
         if step is not None and n < 50:
             return self.story.lease_of(step.step_id)
         if not known:
@@ -68,7 +70,7 @@ class JobMachine(RuleBasedStateMachine):
         lease_id, (step_id, number) = known[n % len(known)]
         return Lease(step_id, number, lease_id)
 
-    # what a healthy world would do
+    # Inputs of a healthy run
 
     @rule(n=numbers)
     def go_on(self, n: int) -> None:
@@ -107,7 +109,7 @@ class JobMachine(RuleBasedStateMachine):
             case _:
                 story.tick_when_due()
 
-    # services and the bus
+    # Services and the bus
 
     @rule(n=numbers)
     def claim(self, n: int) -> None:
@@ -136,7 +138,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(n=numbers, ends=st.sampled_from([None, Pause("ada"), Cancel("ada"), DeadlinePassed()]))
     def several_at_once(self, n: int, ends: Input | None) -> None:
-        """Reports, callbacks and perhaps somebody's wish, folded into one decision."""
+        """Feed hand-over, callbacks and perhaps an operator's request as one decision."""
         if lease := self.lease(n):
             said: tuple[Input, ...] = (HandedOver(*lease), success_of(lease), success_of(lease))
             self.story.feed(*said, *((ends,) if ends else ()))
@@ -148,10 +150,10 @@ class JobMachine(RuleBasedStateMachine):
     def lose_a_row(self, n: int) -> None:
         step = self.active(n)
         if step is not None and step.status is StepStatus.DISPATCHING:
-            self.story.books.lose_row(step.attempt.outbox_id)
+            self.story.records.lose_row(step.attempt.outbox_id)
             self.story.repair(step.step_id)
 
-    # time
+    # Time
 
     @rule(leap=st.sampled_from(LEAPS))
     def wait(self, leap: int) -> None:
@@ -164,7 +166,7 @@ class JobMachine(RuleBasedStateMachine):
             self.story.now = max(self.story.now, due)
         self.story.tick(0 if away is None else self.story.now - away)
 
-    # people
+    # Operators
 
     @rule()
     def pause(self) -> None:
@@ -203,13 +205,13 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(n=numbers)
     def adopt(self, n: int) -> None:
-        kept = self.story.books.quarantined
+        kept = self.story.records.quarantined
         if kept:
             self.story.adopt(kept[n % len(kept)])
 
     @rule(n=numbers)
     def discard(self, n: int) -> None:
-        items = list(self.story.books.reviews.values())
+        items = list(self.story.records.reviews.values())
         if items:
             self.story.discard(items[n % len(items)])
 
@@ -228,7 +230,7 @@ class JobMachine(RuleBasedStateMachine):
             self.submit_another()
 
     def teardown(self) -> None:
-        """Whatever came before, a person and a healthy world bring the job to an end."""
+        """Check that an operator and a healthy environment can bring any job to an end."""
         story = getattr(self, "story", None)
         if story is not None:
             self.bring_to_an_end(story)

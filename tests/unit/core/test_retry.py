@@ -1,4 +1,4 @@
-"""How long a retry waits, and every cell of the retry matrix."""
+"""Delay of retries, and every cell of the retry matrix."""
 
 from itertools import product
 from typing import Any, NamedTuple
@@ -8,10 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from lucius.core.decision import Defaults, Env
-from lucius.core.model import AttemptOutcome, FailureClass, ReviewKind, StepStatus
-from lucius.core.protocol import BackoffStrategy, Map, Policies, Protocol, RetriedClass, RetryPolicy, StepSpec
-from lucius.core.retry import MATRIX, delay_before_retry, max_attempts
+from lucius.core.model.decision import Defaults, Env
+from lucius.core.model.statuses import AttemptOutcome, FailureClass, ReviewKind, StepStatus
+from lucius.core.policies.retry import MATRIX, delay_before_retry, max_attempts
+from lucius.core.protocol.definition import (
+    BackoffStrategy,
+    Map,
+    Policies,
+    ProtocolDefinition,
+    RetriedClass,
+    RetryPolicy,
+    StepSpec,
+)
 from tests.unit.core.builders import MINUTE, SECOND, Story, three_steps
 
 FIRST, NO_ACK, REPORTED = AttemptOutcome.HANDOVER_FAILED, AttemptOutcome.ACK_TIMEOUT, AttemptOutcome.FAILED
@@ -40,7 +48,7 @@ def test_missing_acks_wait_1_5_and_15_min_and_no_longer() -> None:
     assert [delay(NO_ACK, n) for n in (1, 2, 3, 4)] == [MINUTE, 5 * MINUTE, 15 * MINUTE, 15 * MINUTE]
 
 
-def test_a_protocol_sets_both_of_these() -> None:
+def test_protocol_overrides_hand_over_and_ack_backoff() -> None:
     assert [delay(FIRST, n, handover_backoff_ms=(1, 2)) for n in (1, 2, 3)] == [1, 2, 2]
     assert [delay(NO_ACK, n, ack_backoff_ms=(7,)) for n in (1, 2)] == [7, 7]
 
@@ -66,7 +74,7 @@ def test_a_failed_dependency_waits_from_1_min() -> None:
     assert waits == [MINUTE, 2 * MINUTE, 4 * MINUTE, 5 * MINUTE]
 
 
-def test_a_protocol_sets_from_when_a_failed_dependency_waits() -> None:
+def test_protocol_overrides_the_dependency_delay() -> None:
     dependency = FailureClass.DEPENDENCY_FAILED
     longer: dict[str, Any] = {"backoff_strategy": "exponential", "dependency_delay_ms": 2 * MINUTE}
     assert [delay(REPORTED, n, cause=dependency, **longer) for n in (1, 2, 3)] == [2 * MINUTE, 4 * MINUTE, 5 * MINUTE]
@@ -119,7 +127,7 @@ def test_the_budget_is_the_steps_or_the_deployments() -> None:
     assert max_attempts(own, env) == 9
 
 
-# The matrix once more, as DESIGN §3.10 and the source document have it: is it retried, from when, and what then.
+# By failure class (docs/retries.md): whether to retry, the first delay, and the review item otherwise.
 DOCUMENTED: dict[FailureClass, tuple[bool, int, ReviewKind]] = {
     FailureClass.TRANSIENT: (True, 5 * SECOND, ReviewKind.JOB_FAILED),
     FailureClass.RETRYABLE: (True, 5 * SECOND, ReviewKind.JOB_FAILED),
@@ -162,7 +170,7 @@ class Cell(NamedTuple):
 
     @property
     def expected(self) -> int | None:
-        """How long it waits for the third attempt; None if there is none."""
+        """Return the delay before the third attempt in ms, or None if there is none."""
         retried, first_ms, _ = DOCUMENTED[self.cause]
         wanted = self.retry_on_classes is None or str(self.cause) in self.retry_on_classes
         if not retried or not wanted or not self.attempts_left:
@@ -174,13 +182,13 @@ CELLS = [Cell(*cell) for cell in product(FailureClass, FACTORS, (None, 1, 10 * M
 
 
 def reviewed(story: Story) -> ReviewKind:
-    """What the last decision asked a person to look at."""
+    """Return the kind of the review item that the last decision opened."""
     (item,) = story.decision.reviews
     return item.kind
 
 
 def decided(cell: Cell) -> int | None:
-    """What the core makes of it: how long the step waits for another attempt; None if it has failed for good."""
+    """Return the delay in ms that the core chooses before another attempt, or None if the step failed permanently."""
     story = Story(three_steps(retry=cell.spec.retry_policy), jitter=0.25).processing()
     story.fail(failure_class=FailureClass.TRANSIENT if cell.retries_transient else cell.cause)
     if story.step.status == "FAILED_FINAL":
@@ -198,24 +206,24 @@ def decided(cell: Cell) -> int | None:
 
 
 @pytest.mark.parametrize("cause", FailureClass)
-def test_every_cell_of_the_matrix_is_as_documented(cause: FailureClass) -> None:
+def test_each_cell_of_the_retry_matrix_is_as_documented(cause: FailureClass) -> None:
     cells = [cell for cell in CELLS if cell.cause is cause]
     assert len(cells) == 3 * 3 * 2 * 5
     assert [(cell, decided(cell)) for cell in cells] == [(cell, cell.expected) for cell in cells]
 
 
-def test_the_matrix_has_a_row_for_every_class_that_says_where_a_final_failure_goes() -> None:
+def test_matrix_names_the_review_kind_of_a_final_failure_for_each_class() -> None:
     assert {cause: (rule.retried, rule.review) for cause, rule in MATRIX.items()} == {
         cause: (retried, review) for cause, (retried, _, review) in DOCUMENTED.items()
     }
 
 
-def test_a_protocols_own_retry_policy_holds_for_steps_that_say_nothing() -> None:
+def test_retry_policy_of_the_protocol_applies_to_steps_without_their_own() -> None:
     quick, patient = RetryPolicy(max_attempts=1), RetryPolicy(max_attempts=5)
     silent = StepSpec(step_id="silent", step_type="OCR", service="ocr")
     inner = StepSpec(step_id="inner", step_type="OCR", service="ocr")
     mapped = StepSpec(step_id="mapped", kind="map", map=Map(items="input.pages", steps=(inner,)))
-    protocol = Protocol(
+    protocol = ProtocolDefinition(
         protocol_id="p",
         version=1,
         request_type="P",

@@ -1,18 +1,19 @@
-"""The rules of DESIGN §3, each by its number.
+"""Rules about states: ends, dispositions, implied transitions, order, failure classes, waits and idempotency keys.
 
-Rules 5, 7 and 12 are in `test_clocks.py`, 6 in `test_handover.py`, 8 in `test_cancel.py`, 15 in `test_every_pair.py`.
+Deadlines are in `test_clocks.py`, hand-over in `test_handover.py`, cancel in `test_cancel.py`, and every input in every
+state in `test_every_pair.py`.
 """
 
 import hashlib
 
 import pytest
 
-from lucius.core.decide import decide, decide_all
-from lucius.core.decision import Applied, Ignored, Refused
-from lucius.core.inputs import Cap, DeadlinePassed, Start
-from lucius.core.model import AttemptOutcome, BlockedReason, Disposition, FailureClass, JobStatus, OutboxStatus
-from lucius.core.protocol import RetryPolicy
-from lucius.core.steps import step_idempotency_key
+from lucius.core.decide.decide import decide, decide_all
+from lucius.core.model.decision import Applied, Ignored, Refused
+from lucius.core.model.inputs import Cap, DeadlinePassed, Start
+from lucius.core.model.statuses import AttemptOutcome, BlockedReason, Disposition, FailureClass, JobStatus, OutboxStatus
+from lucius.core.protocol.definition import RetryPolicy
+from lucius.core.steps.new_step import step_idempotency_key
 from tests.unit.core.builders import JOB_ID, MINUTE, NEVER_LEASED, SECOND, Story, three_steps
 from tests.unit.core.spoken import Lease, success
 
@@ -20,7 +21,7 @@ APPLIED, DUPLICATE, LATE, STALE = Disposition.APPLIED, Disposition.DUPLICATE, Di
 
 
 def lost_lease() -> tuple[Story, Lease]:
-    """A step on its second attempt, and the lease of the first."""
+    """Return a story with its step in the second attempt, and the lease of the first."""
     story = Story().processing()
     fenced = story.lease
     story.tick_when_due()
@@ -28,7 +29,7 @@ def lost_lease() -> tuple[Story, Lease]:
     return story, fenced
 
 
-class TestRule1TerminalStates:
+class TestTerminalStates:
     def test_steps_that_never_started_end_skipped_when_the_job_fails(self) -> None:
         story = Story().processing()
         story.fail_for_good()
@@ -39,14 +40,14 @@ class TestRule1TerminalStates:
         story.cancel()
         assert story.statuses() == ["SUCCEEDED", "CANCELLED", "CANCELLED"]
 
-    def test_a_failed_job_says_which_step_failed_and_how(self) -> None:
+    def test_failed_job_names_the_failed_step_and_its_error(self) -> None:
         story = Story().processing()
         story.fail_for_good()
         assert story.job.error is not None
         assert story.job.error.code == "UNREADABLE"
         assert "ocr" in story.job.error.message
 
-    def test_a_finished_job_has_no_clock_no_reason_to_wait_and_no_row(self) -> None:
+    def test_finished_job_has_no_deadline_no_blocked_reason_and_no_row(self) -> None:
         story = Story().finished()
         assert story.job.due_at is None
         assert story.job.blocked is None
@@ -54,8 +55,8 @@ class TestRule1TerminalStates:
         assert story.job.completed_at == story.now
 
 
-class TestRule2Dispositions:
-    def test_a_repeated_ack_is_a_duplicate_and_told_its_lease_again(self) -> None:
+class TestDispositions:
+    def test_repeated_ack_is_a_duplicate_and_repeats_the_lease_expiry(self) -> None:
         story = Story().processing()
         first = story.answer
         story.wait(SECOND)
@@ -113,48 +114,48 @@ class TestRule2Dispositions:
     def test_a_stale_success_is_kept_in_quarantine(self) -> None:
         story, fenced = lost_lease()
         story.succeed(fenced, {"pages": 7})
-        [kept] = story.books.quarantined
+        [kept] = story.records.quarantined
         assert (kept.step_id, kept.attempt_no, kept.lease_id) == fenced
         assert kept.result == {"pages": 7}
         assert kept.artifact_refs == ["file:///w/pages.json"]
         assert kept.received_at == story.now
-        assert story.books.events[-1].data["quarantined"] is True
+        assert story.records.events[-1].data["quarantined"] is True
 
-    def test_a_stale_success_is_kept_after_the_job_ended_too(self) -> None:
+    def test_stale_success_after_the_end_of_the_job_is_quarantined(self) -> None:
         story, fenced = lost_lease()
         story.cancel()
         assert story.status is JobStatus.CANCELLED
         assert story.succeed(fenced) is STALE
-        assert len(story.books.quarantined) == 1
+        assert len(story.records.quarantined) == 1
 
     def test_only_a_stale_success_is_quarantined(self) -> None:
         story, fenced = lost_lease()
         story.fail(fenced)
         story.heartbeat(fenced)
-        assert story.books.quarantined == []
+        assert story.records.quarantined == []
 
-    def test_every_disposition_is_recorded_as_an_event_but_applied_heartbeats(self) -> None:
+    def test_each_disposition_except_applied_heartbeats_is_recorded_as_an_event(self) -> None:
         story, fenced = lost_lease()
         story.hand_over()
         story.ack()
-        seen = len(story.books.events)
+        seen = len(story.records.events)
         story.heartbeat()
-        assert len(story.books.events) == seen
+        assert len(story.records.events) == seen
         story.ack()
         story.succeed(fenced)
         lease = story.lease
         story.succeed()
         story.fail(lease)
-        recorded = [event.data["disposition"] for event in story.books.events if event.type.startswith("CALLBACK")]
+        recorded = [event.data["disposition"] for event in story.records.events if event.type.startswith("CALLBACK")]
         assert recorded[-4:] == ["DUPLICATE", "STALE", "APPLIED", "LATE"]
 
-    def test_an_event_names_the_lease_that_spoke_not_the_current_one(self) -> None:
+    def test_callback_event_names_the_lease_of_the_callback(self) -> None:
         story, fenced = lost_lease()
         story.ack(fenced)
-        event = story.books.events[-1]
+        event = story.records.events[-1]
         assert (event.step_id, event.attempt_no, event.data["lease_id"]) == fenced
 
-    def test_a_step_that_has_not_started_has_no_one_to_speak_for_it(self) -> None:
+    def test_callback_for_a_step_that_has_not_started_is_refused(self) -> None:
         story = Story().processing()
         reply = story.feed(success(Lease("sis", 1, NEVER_LEASED)))
         assert isinstance(reply, Refused)
@@ -163,7 +164,7 @@ class TestRule2Dispositions:
     def test_extra_fields_are_kept(self) -> None:
         story = Story().initiated()
         story.ack(ACKED=True)
-        assert story.books.events[-1].data["extra"] == {"ACKED": True}
+        assert story.records.events[-1].data["extra"] == {"ACKED": True}
         story.heartbeat(gpu="a100")
         assert story.attempt.extra == {"gpu": "a100"}
         story.fail(logs_ref="blob://logs/1")
@@ -172,18 +173,18 @@ class TestRule2Dispositions:
         story.heartbeat(gpu="h100")
         story.succeed()
         assert story.steps["ocr"].attempt.extra == {"gpu": "h100"}
-        kept = [event.data["extra"] for event in story.books.events if "extra" in event.data]
+        kept = [event.data["extra"] for event in story.records.events if "extra" in event.data]
         assert kept == [{"ACKED": True}, {"logs_ref": "blob://logs/1"}]
 
 
-class TestRule3WhatACallbackImplies:
+class TestImpliedTransitions:
     @pytest.mark.parametrize("claimed", [False, True], ids=["waiting", "being published"])
     @pytest.mark.parametrize("word", ["ack", "heartbeat", "succeed", "fail"])
     def test_each_callback_is_applied_before_the_hand_over_was_reported(self, word: str, claimed: bool) -> None:
         story = Story().claimed() if claimed else Story().dispatched()
         row_id = story.row.outbox_id
         assert getattr(story, word)() is APPLIED
-        assert story.books.rows[row_id].status is OutboxStatus.SENT
+        assert story.records.rows[row_id].status is OutboxStatus.SENT
         assert story.status is JobStatus.IN_PROGRESS
         assert story.steps["ocr"].attempt.handed_over_at == story.now
         assert story.steps["ocr"].attempt.picked_up_at == story.now
@@ -194,7 +195,7 @@ class TestRule3WhatACallbackImplies:
         assert getattr(story, word)() is APPLIED
         assert story.steps["ocr"].attempt.picked_up_at == story.now
 
-    def test_a_hand_over_reported_after_that_changes_nothing(self) -> None:
+    def test_hand_over_report_after_a_callback_is_ignored(self) -> None:
         story = Story().claimed()
         lease = story.lease
         story.ack()
@@ -221,7 +222,7 @@ class TestRule3WhatACallbackImplies:
         assert story.succeed(lease) is DUPLICATE
 
     @pytest.mark.parametrize("outcome", ["ACK_TIMEOUT", "LEASE_EXPIRED", "STEP_TIMEOUT"])
-    def test_anything_but_a_success_does_not_stop_the_retry_of_a_timeout(self, outcome: str) -> None:
+    def test_late_callback_other_than_success_does_not_stop_the_retry_of_a_timeout(self, outcome: str) -> None:
         story = timed_out(outcome)
         acked = story.attempt.acked_at is not None
         assert story.ack() is (DUPLICATE if acked else LATE)
@@ -235,7 +236,7 @@ class TestRule3WhatACallbackImplies:
         assert story.succeed() is LATE
         assert story.fail(code="OUT_OF_INK") is LATE
 
-    def test_a_success_that_comes_after_the_retry_started_is_stale(self) -> None:
+    def test_success_after_its_retry_started_is_stale(self) -> None:
         story = timed_out("ACK_TIMEOUT")
         fenced = story.lease
         story.next_attempt()
@@ -250,7 +251,7 @@ def timed_out(outcome: str) -> Story:
     return story
 
 
-class TestRule4OneStepAtATime:
+class TestOneStepAtATime:
     def test_the_next_step_starts_with_the_success_of_the_one_before(self) -> None:
         story = Story().processing()
         assert story.statuses() == ["PROCESSING", "PENDING", "PENDING"]
@@ -265,7 +266,7 @@ class TestRule4OneStepAtATime:
         assert story.statuses() == ["FAILED_RETRY", "PENDING", "PENDING"]
 
 
-class TestRule10FailureClasses:
+class TestFailureClasses:
     @pytest.mark.parametrize("cause", FailureClass)
     def test_all_but_two_classes_are_retried(self, cause: FailureClass) -> None:
         story = Story().processing()
@@ -275,8 +276,8 @@ class TestRule10FailureClasses:
         assert story.attempt.failure_class is cause
 
 
-class TestRule13Blocked:
-    def test_it_says_what_is_waited_for_since_when_and_until_when(self) -> None:
+class TestBlocked:
+    def test_blocked_names_reason_step_start_and_end_of_the_wait(self) -> None:
         story = Story()
         seen = []
         story.submit()
@@ -298,13 +299,13 @@ class TestRule13Blocked:
         assert since == sorted(set(since))
 
 
-class TestRule14IdempotencyKey:
-    def test_it_is_the_hash_of_tenant_job_and_step(self) -> None:
+class TestIdempotencyKey:
+    def test_key_is_the_hash_of_tenant_job_and_step(self) -> None:
         story = Story().dispatched()
         expected = hashlib.sha256(f"acme\x1f{JOB_ID}\x1focr".encode()).hexdigest()
         assert story.step.idempotency_key == expected == step_idempotency_key("acme", JOB_ID, "ocr")
 
-    def test_it_is_the_same_for_every_attempt_and_another_for_every_step(self) -> None:
+    def test_key_is_equal_for_all_attempts_and_differs_per_step_and_tenant(self) -> None:
         story, _ = lost_lease()
         key = story.step.idempotency_key
         assert key == Story().dispatched().step.idempotency_key
@@ -329,11 +330,11 @@ class TestAttempts:
         story.finish_step()
         ends = ["HANDOVER_FAILED", "ACK_TIMEOUT", "LEASE_EXPIRED", "FAILED", "REPAIRED", "SUCCEEDED"]
         assert story.history() == ends
-        assert [a.attempt_no for a in story.books.history.values()] == [1, 2, 3, 4, 5, 6]
-        assert len({a.lease_id for a in story.books.history.values()}) == 6
+        assert [a.attempt_no for a in story.records.history.values()] == [1, 2, 3, 4, 5, 6]
+        assert len({a.lease_id for a in story.records.history.values()}) == 6
         assert story.job.attempts_total == 7
 
-    def test_each_attempt_keeps_the_routing_decided_at_ingress(self) -> None:
+    def test_attempt_keeps_the_routing_decided_at_submission(self) -> None:
         story, _ = lost_lease()
         assert story.attempt.routing == story.job.routing
         assert story.row.lane == story.job.routing.lane
@@ -355,12 +356,12 @@ class TestDecisions:
         assert isinstance(story.submit(), Ignored)
         assert not story.decision.changes
 
-    def test_what_happens_to_no_job_is_the_callers_mistake(self) -> None:
+    def test_input_without_a_job_raises_value_error(self) -> None:
         story = Story()
         with pytest.raises(ValueError, match="does not exist"):
             decide(None, Start(), story.now, story.env)
 
-    def test_an_input_before_the_submission_is_refused_alone(self) -> None:
+    def test_input_before_the_submission_is_refused_without_affecting_the_submission(self) -> None:
         story = Story()
         decision = decide_all(None, (Start(), story.submission()), story.now, story.env)
         refused, accepted = decision.replies
@@ -368,7 +369,7 @@ class TestDecisions:
         assert refused.code == "JOB_NOT_FOUND"
         assert accepted == Applied()
 
-    def test_an_engine_that_looks_at_a_queued_job_takes_it(self) -> None:
+    def test_deadline_check_starts_a_queued_job(self) -> None:
         story = Story()
         story.submit()
         assert story.job.due_at == story.now

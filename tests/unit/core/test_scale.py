@@ -1,4 +1,4 @@
-"""Long jobs: the cost of a step does not grow with the number of steps already done."""
+"""Long jobs: the cost of a step does not grow with the number of completed steps."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -8,21 +8,22 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from lucius.core.decide import decide_all
-from lucius.core.decision import Applied, Decision, JobView, MissingSteps
-from lucius.core.inputs import DeadlinePassed, HandedOver, Input, Retry, Start
-from lucius.core.model import Job, JobStatus, Step, StepStatus
-from lucius.core.protocol import Protocol
+from lucius.core.decide.decide import decide_all
+from lucius.core.model.decision import Applied, Decision, JobSnapshot, MissingSteps
+from lucius.core.model.inputs import DeadlinePassed, HandedOver, Input, Retry, Start
+from lucius.core.model.records import Job, Step
+from lucius.core.model.statuses import JobStatus, StepStatus
+from lucius.core.protocol.definition import ProtocolDefinition
 from tests.unit.core.builders import Story
 from tests.unit.core.invariants import MAX_ROWS
 from tests.unit.core.shapes import call, decision, each, parallel, protocol, task
 from tests.unit.core.spoken import Lease, failure, success
 
-TIMES_AS_LONG = 4  # what a machine that does other things too may make of the same work
+TIMES_AS_LONG = 4  # tolerance for the same work on a busy machine
 
 
 class Cost(NamedTuple):
-    """What one decision took: rows written, steps read, how often it had to be made anew, bytes of the head, time."""
+    """Cost of one decision: rows written, steps read, times it was repeated, bytes of the job's head, time."""
 
     rows: int
     read: int
@@ -32,11 +33,11 @@ class Cost(NamedTuple):
 
 
 class Ledger:
-    """Keeps a job and nothing else, and loads for a decision what that asks for."""
+    """Keeps one job and loads for a decision only what that asks for."""
 
     job: Job
 
-    def __init__(self, shape: Protocol, items: int = 0) -> None:
+    def __init__(self, shape: ProtocolDefinition, items: int = 0) -> None:
         self.story = Story(shape, payload={"docs": [{"doc": n} for n in range(items)]})
         self.protocol = shape
         self.steps: dict[str, Step] = {}
@@ -51,7 +52,7 @@ class Ledger:
         began, loads = perf_counter_ns(), 1
         while True:
             steps = {step_id: self.steps[step_id] for step_id in asked if step_id in self.steps}
-            view = JobView(self.job, self.protocol, steps, frozenset(asked))
+            view = JobSnapshot(self.job, self.protocol, steps, frozenset(asked))
             try:
                 made = decide_all(view, (happened,), self.now, self.story.env)
                 break
@@ -73,7 +74,7 @@ class Ledger:
         return Lease(step_id, attempt.attempt_no, attempt.lease_id)
 
     def run(self, botched: frozenset[str] = frozenset()) -> None:
-        """Services do what there is to do, one step after the other, until the job has ended."""
+        """Complete steps one after the other until the job has ended."""
         while self.job.live:
             for step_id in self._dispatched():
                 self.feed(HandedOver(*self.lease(step_id)))
@@ -92,7 +93,7 @@ class Ledger:
 
 
 def assert_cost_does_not_grow(costs: list[Cost]) -> None:
-    """Between the start and the end, which differ by nature: the list is made first, and results are joined last."""
+    """Compare early and late costs. Both ends are left out: the first builds the list, the last joins the results."""
     middle = costs[20:-20]
     early, late = middle[: len(middle) // 4], middle[-len(middle) // 4 :]
     for name in ("rows", "read", "loads"):
@@ -111,7 +112,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_a_map_over_1000_items_finishes_and_no_item_costs_more_than_the_one_before(body: str) -> None:
+def test_cost_per_item_of_a_map_over_1000_items_does_not_grow(body: str) -> None:
     ledger = Ledger(protocol(each("m", "input.docs", *BODIES[body], at_once=4), task("z")), items=1000)
     ledger.run()
     assert ledger.job.status is JobStatus.SUCCEEDED
@@ -120,7 +121,7 @@ def test_a_map_over_1000_items_finishes_and_no_item_costs_more_than_the_one_befo
     assert_cost_does_not_grow(ledger.costs)
 
 
-def test_only_the_join_looks_at_every_item() -> None:
+def test_only_the_join_reads_every_item() -> None:
     ledger = Ledger(protocol(each("m", "input.docs", task("x"), at_once=8)), items=1000)
     ledger.run()
     *before, join = ledger.costs
@@ -129,7 +130,7 @@ def test_only_the_join_looks_at_every_item() -> None:
     assert join.loads <= 3
 
 
-def test_200_steps_in_a_row_finish_and_none_costs_more_than_the_one_before() -> None:
+def test_cost_per_step_of_200_sequential_steps_does_not_grow() -> None:
     ledger = Ledger(protocol(*(task(f"s{n}") for n in range(200))))
     ledger.run()
     assert ledger.job.status is JobStatus.SUCCEEDED
@@ -149,7 +150,7 @@ def test_a_loop_of_1000_visits_costs_the_same_each_time() -> None:
     assert_cost_does_not_grow(ledger.costs)
 
 
-def test_a_failed_map_of_1000_items_is_gone_on_with() -> None:
+def test_retry_of_a_failed_map_of_1000_items_repeats_few_items() -> None:
     ledger = Ledger(protocol(each("m", "input.docs", task("w"), task("x"), at_once=32)), items=1000)
     ledger.run(botched=frozenset({"x.900"}))
     assert ledger.job.status == "FAILED_FINAL"

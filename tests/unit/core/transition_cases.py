@@ -1,10 +1,10 @@
-"""The rows of the transition tables, each as a story that takes its arrows."""
+"""The rows of the transition tables, each with a story that takes them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lucius.core.model import FailureClass, JobStatus, OutboxStatus, StepStatus
-from lucius.core.protocol import RetryPolicy
+from lucius.core.model.statuses import FailureClass, JobStatus, OutboxStatus, StepStatus
+from lucius.core.protocol.definition import RetryPolicy
 from tests.unit.core.builders import MINUTE, Story, three_steps
 
 J, S, O = JobStatus, StepStatus, OutboxStatus  # noqa: E741
@@ -12,7 +12,7 @@ Arrow = tuple[Any, Any]
 
 
 class Case(NamedTuple):
-    """Told up to `given`, `when` takes these arrows; `then` is how job and first step stand after it."""
+    """One row: from story `given`, `when` takes these transitions; `then` is the state of job and first step."""
 
     name: str
     given: Callable[[], Story]
@@ -63,8 +63,8 @@ def past_the_job_timeout(story: Story) -> None:
     story.wait(10 * MINUTE).tick()
 
 
-# ledger-state-model.md and flow-canvas.md, row by row
-DOCUMENTED = [
+# transitions in the ordinary life of a job
+MAIN_CASES = [
     Case(
         "job QUEUED to DISPATCHING: first step's outbox row created",
         lambda: queued(Story()),
@@ -243,8 +243,8 @@ DOCUMENTED = [
     ),
 ]
 
-# what DESIGN §3 adds
-DESIGNED = [
+# less common transitions: timeouts, lost rows, hand-overs while a job is being cancelled, …
+OTHER_CASES = [
     Case("a command is accepted", Story, Story.submit, job=((None, J.QUEUED),)),
     Case(
         "a queued job's time is up",
@@ -331,4 +331,4 @@ DESIGNED = [
         then=(J.FAILED_FINAL, S.FAILED_FINAL),
     ),
 ]
-CASES = [*DOCUMENTED, *DESIGNED]
+CASES = [*MAIN_CASES, *OTHER_CASES]

@@ -1,4 +1,4 @@
-"""Pulls: who gets what under a service's cap, and what becomes of rows that were taken for nothing."""
+"""Pulls: which tenant gets rows under a service's cap, and what happens to claimed rows that are not handed over."""
 
 import asyncio
 from collections import Counter
@@ -7,23 +7,25 @@ from collections.abc import Awaitable, Collection, Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from lucius.adapters.bus_memory import MemoryBus
+from lucius.adapters.bus.memory import MemoryBus
 from lucius.contract import Directive
-from lucius.core.decision import Decision, JobView
-from lucius.core.inputs import Ack, HandOverStarted
-from lucius.core.model import OutboxRow, StepStatus
-from lucius.core.protocol import StepSpec
+from lucius.core.model.decision import Decision, JobSnapshot
+from lucius.core.model.inputs import Ack, HandOverStarted
+from lucius.core.model.records import OutboxRow
+from lucius.core.model.statuses import StepStatus
+from lucius.core.protocol.definition import StepSpec
 from lucius.ports.errors import BusDown, ForeignEngine, LedgerBusy, LedgerCorrupt, LedgerDown, LedgerFull, LimitReached
 from lucius.ports.ledger import PendingQuery
-from lucius.service import dispatch, ramp
-from lucius.service.errors import RejectCode, Rejected
+from lucius.usecases.errors import RejectCode, Rejected
+from lucius.usecases.handover import dispatcher, slow_start
+from tests.simulation.clock import in_virtual_time
 from tests.support.engine import WITHIN, Engine
 
 OCR = StepSpec(step_id="ocr", step_type="OCR", service="ocr")
 
 
 class Watched(Engine):
-    """An engine that notes what its ledger is asked for."""
+    """An engine that records the queries to its ledger."""
 
     def __init__(self, max_unacked: int = 1_000) -> None:
         super().__init__(max_unacked=max_unacked)
@@ -31,10 +33,10 @@ class Watched(Engine):
         self.queries: list[PendingQuery] = []
         self.given_back: list[str] = []
         self.down = False
-        self._guard, self._pending = self.ledger._guard, self.ledger.pending
-        self.ledger._guard = self._watch_guard  # type: ignore[method-assign]
-        self.ledger.pending = self._watch_pending  # type: ignore[method-assign]
-        self.ledger.put_back = self._watch_put_back  # type: ignore[method-assign]
+        self._guard, self._pending = self.store.tables.guard, self.store.outbox.pending
+        self.store.tables.guard = self._watch_guard  # type: ignore[method-assign]
+        self.store.outbox.pending = self._watch_pending  # type: ignore[method-assign]
+        self.store.outbox.put_back = self._watch_put_back  # type: ignore[method-assign]
 
     def _watch_guard(self, decision: Decision) -> None:
         try:
@@ -70,8 +72,8 @@ def tenants(directives: Sequence[Directive]) -> Counter[str]:
     return Counter(directive.tenant_id for directive in directives)
 
 
-class TestTheCap:
-    async def test_a_long_backlog_under_a_small_cap_leaves_others_their_turn(self) -> None:
+class TestUnackedCap:
+    async def test_long_backlog_under_a_small_cap_does_not_starve_another_tenant(self) -> None:
         engine = Watched(max_unacked=10)
         await engine.jobs_of("a", 5_000)
         out = await engine.pull(10)
@@ -84,7 +86,7 @@ class TestTheCap:
             out = [*out[1:], *await engine.pull(10)]
         assert acks <= 2
 
-    async def test_tenants_share_what_a_service_picks_up(self) -> None:
+    async def test_tenants_share_the_capacity_of_a_service_evenly(self) -> None:
         engine = Watched(max_unacked=10)
         for tenant_id, n in (("a", 200), ("b", 30), ("c", 30)):
             await engine.jobs_of(tenant_id, n)
@@ -94,21 +96,22 @@ class TestTheCap:
             seen += tenants(out)
             await engine.ack(out)
         assert seen.total() == 60
-        assert max(seen.values()) - min(seen.values()) <= 3  # the first refusals came after they were taken
+        assert max(seen.values()) - min(seen.values()) <= 3  # the first refusals came after these rows were taken
 
-    async def test_a_service_at_its_cap_is_not_tried_again_and_again(self) -> None:
+    async def test_service_at_its_cap_is_not_retried_in_a_loop(self) -> None:
         engine = Watched(max_unacked=4)
         await engine.jobs_of("a", 50)
         out = await engine.pull(20)
         assert len(out) == 4
-        assert engine.refused == 16  # how we learn of it
+        assert engine.refused == 16  # the refusals are how the dispatcher learns of the cap
         for _ in range(5):
             assert await engine.pull(20) == []
         await engine.ack(out[:1])
         assert len(await engine.pull(20)) == 1
         assert engine.refused == 16
 
-    async def test_many_waiting_pulls_do_not_try_for_the_same_room(self) -> None:
+    @in_virtual_time
+    async def test_waiting_pulls_do_not_compete_for_the_same_free_slots(self) -> None:
         engine = Watched(max_unacked=4)
         await engine.jobs_of("a", 50)
         out = await engine.pull(20)
@@ -119,6 +122,7 @@ class TestTheCap:
         assert sum(map(len, await asyncio.gather(*waiting))) == 2
         assert engine.refused == learned
 
+    @in_virtual_time
     async def test_a_pull_that_waits_at_the_cap_is_answered_after_an_ack(self) -> None:
         engine = Watched(max_unacked=2)
         await engine.jobs_of("a", 5)
@@ -132,27 +136,27 @@ class TestTheCap:
         assert len(out) == 2
 
 
-class TestRowsInHand:
-    async def test_rows_are_held_while_they_are_handed_over(self) -> None:
+class TestClaimedRows:
+    async def test_claimed_rows_are_held_for_at_least_ten_seconds(self) -> None:
         engine = Watched()
         await engine.jobs_of("a", 1)
         await engine.pull(1)
         assert engine.queries[-1].hold_ms >= 10_000
 
-    async def test_what_was_not_handed_over_is_given_back_at_once(self) -> None:
+    async def test_rows_above_the_cap_are_returned_at_once(self) -> None:
         engine = Watched(max_unacked=2)
         await engine.jobs_of("a", 5)
         out = await engine.pull(5)
         assert len(out) == 2
         assert sorted(engine.given_back + [got.jobId for got in out]) == [f"a-{i}" for i in range(5)]
 
-    async def test_what_was_handed_over_is_not(self) -> None:
+    async def test_rows_handed_over_are_not_returned(self) -> None:
         engine = Watched()
         await engine.jobs_of("a", 5)
         assert len(await engine.pull(5)) == 5
         assert engine.given_back == []
 
-    async def test_one_row_is_never_taken_twice(self) -> None:
+    async def test_claimed_row_is_not_claimed_again_until_returned(self) -> None:
         engine = Watched()
         await engine.jobs_of("a", 6)
         first, second = await engine.dispatcher.take("ocr", 4), await engine.dispatcher.take(None, 4)
@@ -161,7 +165,7 @@ class TestRowsInHand:
         await engine.dispatcher.put_back(first)
         assert len(await engine.dispatcher.take("ocr", 9)) == 4
 
-    async def test_a_ledger_that_is_down_leaves_them_to_the_end_of_their_hold(self) -> None:
+    async def test_rows_that_cannot_be_returned_are_claimed_again_after_their_hold(self) -> None:
         engine = Watched()
         await engine.jobs_of("a", 1)
         rows = await engine.dispatcher.take("ocr", 1)
@@ -172,9 +176,8 @@ class TestRowsInHand:
 
 
 class TestAfterAnOutage:
-    @pytest.fixture
-    async def engine(self, monkeypatch: pytest.MonkeyPatch) -> Watched:
-        monkeypatch.setattr(ramp, "STEP_SECONDS", 0.05)
+    async def recovered_engine(self) -> Watched:
+        """Return an engine with 200 rows, whose ledger has just been down; not a fixture, whose loop has real time."""
         engine = Watched()
         await engine.jobs_of("a", 200)
         engine.down = True
@@ -183,19 +186,27 @@ class TestAfterAnOutage:
         engine.down = False
         return engine
 
-    async def test_pulls_get_few_at_first_and_soon_all(self, engine: Watched) -> None:
+    @in_virtual_time
+    async def test_pulls_get_few_directives_at_first_and_soon_all(self) -> None:
+        engine = await self.recovered_engine()
         began = asyncio.get_running_loop().time()
         assert [len(await engine.pull(100, wait_seconds=5)) for _ in range(5)] == [8, 16, 32, 64, 80]
-        assert asyncio.get_running_loop().time() - began >= 4 * 0.05
+        assert asyncio.get_running_loop().time() - began == pytest.approx(4 * slow_start.STEP_SECONDS, abs=0.01)
 
-    async def test_asking_more_often_brings_no_more(self, engine: Watched) -> None:
+    @in_virtual_time
+    async def test_repeated_pulls_get_no_more_directives(self) -> None:
+        engine = await self.recovered_engine()
         assert [len(await engine.pull(5)) for _ in range(4)] == [5, 3, 0, 0]
 
-    async def test_nor_do_many_who_ask_at_once(self, engine: Watched) -> None:
+    @in_virtual_time
+    async def test_concurrent_pulls_share_one_small_window(self) -> None:
+        engine = await self.recovered_engine()
         assert sum(map(len, await asyncio.gather(*(engine.pull(5) for _ in range(20))))) == 8
         assert all(await asyncio.gather(*(engine.pull(5, wait_seconds=5) for _ in range(20))))
 
-    async def test_who_hangs_up_meanwhile_gets_nothing(self, engine: Watched) -> None:
+    @in_virtual_time
+    async def test_pull_disconnected_while_paced_gets_nothing(self) -> None:
+        engine = await self.recovered_engine()
         assert len(await engine.pull(100)) == 8
         gone = asyncio.get_running_loop().create_future()
         waiting = asyncio.create_task(engine.dispatcher.pull("ocr", 100, 5, None, lambda: gone))
@@ -203,17 +214,17 @@ class TestAfterAnOutage:
         gone.set_result(None)
         assert await waiting == []
 
-    async def test_one_that_was_itself_away_gives_what_it_is_asked_for(self) -> None:
-        """Services ask for as much as they can do: only those who can't know of each other must be held back."""
+    async def test_new_process_is_not_paced_without_an_outage(self) -> None:
+        """Services ask for as much as they can do: only services that can't know of each other are held back."""
         engine = Watched()
         await engine.jobs_of("a", 50)
         assert len(await engine.pull(100)) == 50
 
 
-class TestClaims:
-    """The ledger goes away while a row is claimed for the bus: what it kept of that nobody knows at first."""
+class TestUncertainClaims:
+    """The ledger goes down while a row is claimed for the bus: it is unknown at first whether the claim was stored."""
 
-    async def test_one_on_what_was_never_published_is_given_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_claim_on_an_unpublished_row_is_released(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine, bus = Watched(), MemoryBus()
         await engine.jobs_of("a", 1)
         (row,) = await engine.dispatcher.take(None, 1)
@@ -236,7 +247,7 @@ class TestClaims:
         step = await engine.step("ocr", "a-0")
         assert (step.status, step.attempt.attempt_no, step.tries) == (StepStatus.INITIATED, 1, 1)
 
-    async def test_one_that_was_not_kept_is_nothing_to_give_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_claim_that_was_never_stored_needs_no_release(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine, bus = Watched(), MemoryBus()
         await engine.jobs_of("a", 1)
         (row,) = await engine.dispatcher.take(None, 1)
@@ -251,7 +262,7 @@ class TestClaims:
         await engine.dispatcher.release_claims()
         assert await engine.dispatcher.publish(row, bus, 1)
 
-    async def test_one_that_another_has_by_now_is_his(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_claim_taken_over_by_another_replica_is_not_released(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine, bus = Watched(), MemoryBus()
         await engine.jobs_of("a", 1)
         (row,) = await engine.dispatcher.take(None, 1)
@@ -268,7 +279,7 @@ class TestClaims:
         assert (await engine.step("ocr", "a-0")).attempt.claimed_at is not None
 
     @pytest.mark.parametrize("trouble", [LedgerCorrupt("unreadable"), TypeError("of another version")])
-    async def test_one_that_cannot_be_given_back_holds_up_no_other(
+    async def test_claim_that_cannot_be_released_delays_no_other(
         self, trouble: Exception, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         engine, bus = Watched(), MemoryBus()
@@ -280,7 +291,7 @@ class TestClaims:
             await commit(decision)
             raise LedgerDown("the answer was lost")
 
-        async def spoilt(job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
+        async def spoilt(job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobSnapshot | None:
             if job_id == rows[0].job_id:
                 raise trouble
             return await load(job_id, step_ids, fresh)
@@ -307,10 +318,10 @@ class TestClaims:
             (LedgerCorrupt("unreadable"), "error"),
         ],
     )
-    async def test_one_is_given_back_later_whatever_kept_it(
+    async def test_claim_is_released_later_after_any_ledger_error(
         self, trouble: Exception, level: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And who reads the log can tell an outage, which passes, from what wants somebody's attention."""
+        """The log level tells an outage, which passes, from an error that needs attention."""
         engine, bus = Watched(), MemoryBus()
         await engine.jobs_of("a", 1)
         (row,) = await engine.dispatcher.take(None, 1)
@@ -333,21 +344,21 @@ class TestClaims:
         assert await self.claimed(engine) == []
 
     async def claimed(self, engine: Watched) -> list[str]:
-        rows = await engine.ledger.pending(PendingQuery(limit=9, now=engine.clock.now(), claimed=True))
+        rows = await engine.store.outbox.pending(PendingQuery(limit=9, now=engine.clock.now(), claimed=True))
         return [row.job_id for row in rows]
 
 
-class TestAJobThatCanNotBeDecidedAbout:
-    """Its row is tried now and then, and stands in nobody's way meanwhile."""
+class TestUndecidableJob:
+    """Its row is tried from time to time and does not block other rows."""
 
     TROUBLE = (LedgerCorrupt("unreadable"), RuntimeError("a bug of ours"), ForeignEngine("driven by another"))
 
     @staticmethod
     def spoil(engine: Watched, monkeypatch: pytest.MonkeyPatch, trouble: Exception) -> list[str]:
-        """Whenever somebody tries it, it is noted."""
+        """Make every attempt on job `a-0` raise `trouble`; return the list that records the attempts."""
         tried, load = list[str](), engine.ledger.load
 
-        async def spoilt(job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
+        async def spoilt(job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobSnapshot | None:
             if job_id == "a-0":
                 tried.append(job_id)
                 raise trouble
@@ -357,8 +368,8 @@ class TestAJobThatCanNotBeDecidedAbout:
         return tried
 
     @staticmethod
-    async def try_in_vain(trouble: Exception, attempt: Awaitable[list[Directive] | bool]) -> None:
-        """Whoever comes first hears of it, or is given nothing where it is no error of ours."""
+    async def attempt_fails(trouble: Exception, attempt: Awaitable[list[Directive] | bool]) -> None:
+        """Expect the first caller to get the error, or nothing if another engine drives the job, which is no error."""
         if isinstance(trouble, ForeignEngine):
             assert not await attempt
         else:
@@ -366,17 +377,21 @@ class TestAJobThatCanNotBeDecidedAbout:
                 await attempt
 
     @pytest.mark.parametrize("trouble", TROUBLE, ids=repr)
-    async def test_keeps_no_pull_from_the_next_one(self, trouble: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_undecidable_job_does_not_block_pulls_of_later_rows(
+        self, trouble: Exception, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         engine = Watched()
         await engine.jobs_of("a", 3)
         tried = self.spoil(engine, monkeypatch, trouble)
-        if not isinstance(trouble, ForeignEngine):  # no error of ours: what is behind it is given out at once
-            await self.try_in_vain(trouble, engine.pull(1))
+        if not isinstance(trouble, ForeignEngine):  # not an error: the rows behind it are given out at once
+            await self.attempt_fails(trouble, engine.pull(1))
         got = [directive.jobId for _ in range(2) for directive in await engine.pull(1)]
         assert (got, await engine.pull(1), len(tried)) == (["a-1", "a-2"], [], 1)
 
     @pytest.mark.parametrize("trouble", TROUBLE, ids=repr)
-    async def test_keeps_no_relay_from_the_next_one(self, trouble: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_undecidable_job_does_not_block_publishing_of_later_rows(
+        self, trouble: Exception, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         engine, bus = Watched(), MemoryBus()
         await engine.jobs_of("a", 3)
         tried = self.spoil(engine, monkeypatch, trouble)
@@ -384,22 +399,22 @@ class TestAJobThatCanNotBeDecidedAbout:
             (row,) = await engine.dispatcher.take(None, 1)
             assert row.job_id == job_id
             publishing = engine.dispatcher.publish(row, bus, 1)
-            await (self.try_in_vain(trouble, publishing) if job_id == "a-0" else publishing)
+            await (self.attempt_fails(trouble, publishing) if job_id == "a-0" else publishing)
             await engine.dispatcher.put_back([row])
         assert (await engine.dispatcher.take(None, 1), len(tried)) == ([], 1)
 
-    async def test_is_tried_again_after_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(dispatch, "ASIDE_SECONDS", 0.01)
+    async def test_undecidable_job_is_retried_after_a_pause(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dispatcher, "ASIDE_SECONDS", 0.01)
         engine, trouble = Watched(), LedgerCorrupt("unreadable")
         await engine.jobs_of("a", 1)
         with monkeypatch.context() as patches:
             self.spoil(engine, patches, trouble)
-            await self.try_in_vain(trouble, engine.pull(1))
-        engine.hub.relay.clear()
+            await self.attempt_fails(trouble, engine.pull(1))
+        engine.notifier.relay.clear()
         assert [directive.jobId for directive in await engine.pull(1, wait_seconds=WITHIN)] == ["a-0"]
-        assert (engine.dispatcher._aside, engine.hub.relay.is_set()) == (set(), True)
+        assert (engine.dispatcher.aside_count, engine.notifier.relay.is_set()) == (0, True)
 
-    async def test_nor_does_one_whose_directive_can_not_be_written(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_row_whose_directive_cannot_be_rendered_is_set_aside(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine, bus = Watched(), MemoryBus()
         await engine.jobs_of("a", 2)
 
@@ -416,7 +431,7 @@ class TestAJobThatCanNotBeDecidedAbout:
         assert [row.job_id for row in await engine.dispatcher.take(None, 9)] == ["a-1"]
 
     @pytest.mark.parametrize("trouble", [LedgerDown("away"), Rejected(RejectCode.LEDGER_CONTENDED, "too fast")])
-    async def test_is_not_one_that_could_not_be_decided_about_just_now(
+    async def test_row_is_not_set_aside_after_a_transient_error(
         self, trouble: Exception, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         engine = Watched()
@@ -427,17 +442,17 @@ class TestAJobThatCanNotBeDecidedAbout:
                 await engine.pull(1)
         assert [directive.jobId for directive in await engine.pull(1)] == ["a-0"]
 
-    async def test_is_one_of_so_many_at_most(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(dispatch, "MOST_ASIDE", 2)
+    async def test_number_of_rows_set_aside_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dispatcher, "MAX_ASIDE", 2)
         engine = Watched()
         await engine.jobs_of("a", 3)
 
-        async def fail(job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
+        async def fail(job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobSnapshot | None:
             raise LedgerCorrupt("unreadable")
 
         with monkeypatch.context() as patches:
             patches.setattr(engine.ledger, "load", fail)
             with pytest.raises(LedgerCorrupt):
                 await engine.pull(3)
-            assert len(engine.dispatcher._aside) == 2
+            assert engine.dispatcher.aside_count == 2
         assert [directive.jobId for directive in await engine.pull(3)] == ["a-2"]

@@ -1,4 +1,4 @@
-"""The relay: what hangs holds up nobody else, and a claim is settled only when nobody can be at it any more."""
+"""The relay: a hanging publish blocks no other, and a claim is settled only when no process can be working on it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
-from lucius.adapters.bus_memory import MemoryBus
+from lucius.adapters.bus.memory import MemoryBus
 from lucius.contract import Directive
-from lucius.core.decision import Decision, JobView
-from lucius.core.inputs import Ack, HandOverStarted
-from lucius.core.model import OutboxRow, OutboxStatus, StepStatus
-from lucius.core.protocol import StepSpec
-from lucius.engine import relay as relay_module
-from lucius.engine.relay import Relay
+from lucius.core.model.decision import Decision, JobSnapshot
+from lucius.core.model.inputs import Ack, HandOverStarted
+from lucius.core.model.records import OutboxRow
+from lucius.core.model.statuses import OutboxStatus, StepStatus
+from lucius.core.protocol.definition import StepSpec
+from lucius.engine.embedded import relay as relay_module
+from lucius.engine.embedded.relay import Relay
 from lucius.ports.errors import BusDown, LedgerCorrupt, LedgerDown, LimitReached
 from lucius.ports.ledger import PendingQuery
-from lucius.service import ramp
+from lucius.usecases.handover import slow_start
+from tests.simulation.clock import in_virtual_time
 from tests.support.engine import Engine
 
 TIMEOUT = 5.0
@@ -28,7 +30,7 @@ def task(service: str = "ocr") -> StepSpec:
 
 
 class Bus(MemoryBus):
-    """Hangs on what it is told to, and remembers the order of the rest."""
+    """Hangs on configured messages and records the order of the others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,14 +49,14 @@ class Bus(MemoryBus):
 
 
 class Taking:
-    """An outbox whose rows are on their way for as long as a test wants."""
+    """An outbox whose reads take as long as a test wants."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.began, self.go_on = asyncio.Event(), asyncio.Event()
         self.given_back: list[str] = []
-        self._pending = engine.ledger.pending
-        monkeypatch.setattr(engine.ledger, "pending", self._slowly)
-        monkeypatch.setattr(engine.ledger, "put_back", self._note)
+        self._pending = engine.store.outbox.pending
+        monkeypatch.setattr(engine.store.outbox, "pending", self._slowly)
+        monkeypatch.setattr(engine.store.outbox, "put_back", self._note)
 
     async def _slowly(self, query: PendingQuery) -> list[OutboxRow]:
         rows = await self._pending(query)
@@ -68,11 +70,11 @@ class Taking:
 
 def relay_of(engine: Engine, bus: Bus, *, shared: bool = False, parallel: int = 32, **options: Any) -> Relay:
     return Relay(
-        outbox=engine.ledger,
-        jobs=engine.jobs,
+        outbox=engine.store.outbox,
+        engine=engine.jobs,
         dispatcher=engine.dispatcher,
         publisher=bus,
-        hub=engine.hub,
+        notifier=engine.notifier,
         clock=engine.clock,
         publish_timeout=TIMEOUT,
         shared=shared,
@@ -86,7 +88,7 @@ async def running(relay: Relay) -> AsyncIterator[None]:
     async def turns() -> None:
         while True:
             try:
-                await relay.turn()
+                await relay.run_once()
             except LedgerDown:
                 await asyncio.sleep(0.01)  # as a supervised loop does
 
@@ -101,7 +103,7 @@ async def running(relay: Relay) -> AsyncIterator[None]:
 
 async def turns(relay: Relay, n: int) -> None:
     for _ in range(n):
-        await relay.turn()
+        await relay.run_once()
 
 
 async def until_published(bus: Bus, n: int) -> None:
@@ -117,11 +119,11 @@ async def submit(engine: Engine, tenant_id: str, n: int, service: str = "ocr") -
 
 
 async def claimed(engine: Engine) -> list[str]:
-    return [row.job_id for row in await engine.ledger.pending(PendingQuery(limit=9, now=2**60, claimed=True))]
+    return [row.job_id for row in await engine.store.outbox.pending(PendingQuery(limit=9, now=2**60, claimed=True))]
 
 
 class TestPublishing:
-    async def test_a_publish_that_hangs_holds_up_nothing_but_itself(self) -> None:
+    async def test_hanging_publish_delays_no_other(self) -> None:
         engine, bus = Engine(), Bus()
         await submit(engine, "acme", 150)
         bus.hangs = {"acme-0", "acme-70"}
@@ -131,7 +133,8 @@ class TestPublishing:
             await until_published(bus, 149)
         assert bus.published[-1].jobId == "later"
 
-    async def test_no_more_are_under_way_than_may_be(self) -> None:
+    @in_virtual_time
+    async def test_concurrent_publishes_are_limited(self) -> None:
         engine, bus = Engine(), Bus()
         await submit(engine, "acme", 20)
         bus.hangs = {f"acme-{i}" for i in range(4)}
@@ -140,7 +143,7 @@ class TestPublishing:
             assert bus.published == []
             assert len(await claimed(engine)) == 4
 
-    async def test_tenants_take_turns(self) -> None:
+    async def test_short_queue_of_one_tenant_is_published_among_a_long_queue_of_another(self) -> None:
         engine, bus = Engine(), Bus()
         await submit(engine, "long", 300)
         await submit(engine, "short", 2)
@@ -150,7 +153,7 @@ class TestPublishing:
         assert order.index("short") <= 2
         assert max(i for i, tenant_id in enumerate(order) if tenant_id == "short") <= 4
 
-    async def test_a_service_at_its_cap_is_left_alone_until_it_picks_up(self) -> None:
+    async def test_service_at_its_cap_gets_no_directive_until_it_acknowledges(self) -> None:
         engine, bus = Engine(max_unacked=3), Bus()
         await submit(engine, "acme", 200, "deaf")
         await submit(engine, "other", 3, "busy")
@@ -163,9 +166,10 @@ class TestPublishing:
             await until_published(bus, 7)
         assert bus.published[-1].service == "deaf"
 
-    async def test_what_waits_behind_the_first_refusal_is_not_tried(self) -> None:
+    @in_virtual_time
+    async def test_rows_behind_the_first_cap_refusal_are_not_tried(self) -> None:
         engine, bus = Engine(max_unacked=2), Bus()
-        guard, refusals = engine.ledger._guard, list[Decision]()
+        guard, refusals = engine.store.tables.guard, list[Decision]()
 
         def counting(decision: Decision) -> None:
             try:
@@ -174,14 +178,14 @@ class TestPublishing:
                 refusals.append(decision)
                 raise
 
-        engine.ledger._guard = counting  # type: ignore[method-assign]
+        engine.store.tables.guard = counting  # type: ignore[method-assign]
         await submit(engine, "acme", 8)
         async with running(relay_of(engine, bus, parallel=1)):
             await until_published(bus, 2)
             await asyncio.sleep(0.1)
         assert len(refusals) == 1
 
-    async def test_stop_gives_back_what_was_not_begun(self) -> None:
+    async def test_stop_returns_rows_whose_publish_has_not_begun(self) -> None:
         engine, bus = Engine(), Bus()
         await submit(engine, "acme", 6)
         bus.hangs = {"acme-0"}
@@ -190,12 +194,12 @@ class TestPublishing:
         await relay.stop(0.01)
         assert len(await engine.dispatcher.take("ocr", 9)) == 5
 
-    async def test_stop_gives_back_what_was_just_being_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_stop_returns_rows_that_are_being_claimed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine, bus = Engine(), Bus()
         await submit(engine, "acme", 6)
         relay = relay_of(engine, bus)
         taking = Taking(engine, monkeypatch)
-        turn = asyncio.create_task(relay.turn())
+        turn = asyncio.create_task(relay.run_once())
         await taking.began.wait()
         turn.cancel()
         stopping = asyncio.create_task(relay.stop(5))
@@ -205,12 +209,12 @@ class TestPublishing:
         assert len(taking.given_back) == 6
         assert bus.published == []
 
-    async def test_but_waits_no_longer_for_it_than_it_may(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_stop_does_not_exceed_its_grace_for_a_hanging_claim(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = Engine()
         await submit(engine, "acme", 1)
         relay = relay_of(engine, Bus())
         taking = Taking(engine, monkeypatch)
-        turn = asyncio.create_task(relay.turn())
+        turn = asyncio.create_task(relay.run_once())
         await taking.began.wait()
         turn.cancel()
         async with asyncio.timeout(2):
@@ -218,7 +222,8 @@ class TestPublishing:
 
 
 class TestOutages:
-    async def test_a_bus_that_is_down_burns_nothing_and_is_tried_again(self) -> None:
+    @in_virtual_time
+    async def test_bus_outage_uses_no_attempts_and_publishing_resumes(self) -> None:
         engine, bus = Engine(), Bus()
         await submit(engine, "acme", 40)
         bus.trouble = BusDown("away")
@@ -228,7 +233,7 @@ class TestOutages:
             await until_published(bus, 40)
         assert {directive.attempt_no for directive in bus.published} == {1}
 
-    async def test_a_bus_that_stays_down_is_asked_more_and_more_seldom(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_retries_against_a_bus_that_stays_down_back_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine, bus = Engine(), Bus()
         relay = relay_of(engine, bus, retry_interval=1.0, jitter=lambda: 1.0)
         await submit(engine, "acme", 1)
@@ -242,7 +247,7 @@ class TestOutages:
         async def tried() -> None:
             await relay.start_ready()
             await asyncio.wait(relay._running)
-            await relay.turn()
+            await relay.run_once()
 
         monkeypatch.setattr(asyncio, "sleep", note)
         for _ in range(5):
@@ -256,28 +261,29 @@ class TestOutages:
         assert pauses[5:] == [1.5]
 
     @pytest.mark.parametrize("method", ["pending", "commit"])
-    async def test_a_ledger_that_is_down_fails_the_turn_and_is_taken_up_slowly(
+    async def test_ledger_outage_fails_the_turn_and_restarts_the_slow_start(
         self, method: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         engine, bus = Engine(), Bus()
         relay = relay_of(engine, bus)
         for _ in range(10):
             await relay.start_ready()
-        assert relay._ramp.window > ramp.FIRST
+        assert relay.ramp.window > slow_start.FIRST
         await submit(engine, "acme", 1)
 
         async def away(*_: object) -> None:
             raise LedgerDown("no connection")
 
         with monkeypatch.context() as patched:
-            patched.setattr(engine.ledger, method, away)
+            patched.setattr(engine.ledger if method == "commit" else engine.store.outbox, method, away)
             with pytest.raises(LedgerDown):
                 await turns(relay, 3)
-        assert relay._ramp.window == ramp.FIRST
+        assert relay.ramp.window == slow_start.FIRST
         async with running(relay):
             await until_published(bus, 1)
 
-    async def test_a_ledger_that_goes_down_after_the_publish_leaves_the_claim_to_be_settled(self) -> None:
+    @in_virtual_time
+    async def test_claim_is_settled_later_if_the_ledger_goes_down_after_the_publish(self) -> None:
         engine, bus = Engine(), Bus()
         await submit(engine, "acme", 1)
         relay, commit = relay_of(engine, bus), engine.ledger.commit
@@ -301,7 +307,7 @@ class TestOutages:
 
 class TestClaims:
     async def left_behind(self) -> Engine:
-        """An engine whose ledger has the claim of a process that came before."""
+        """Return an engine whose ledger has the claim of an earlier process."""
         engine = Engine()
         await submit(engine, "acme", 1)
         attempt = (await engine.step("work", "acme-0")).attempt
@@ -309,12 +315,12 @@ class TestClaims:
         engine.clock.advance(1)
         return engine
 
-    async def test_where_nobody_else_relays_an_older_claim_is_a_dead_one(self) -> None:
+    async def test_sole_relay_settles_an_older_claim_at_once(self) -> None:
         engine = await self.left_behind()
         await relay_of(engine, Bus()).settle_claims()
         assert await claimed(engine) == []
 
-    async def test_on_a_shared_ledger_it_may_be_another_replicas_and_alive(self) -> None:
+    async def test_relay_on_a_shared_ledger_settles_an_older_claim_only_after_the_publish_timeout(self) -> None:
         engine = await self.left_behind()
         relay = relay_of(engine, Bus(), shared=True)
         await relay.settle_claims()
@@ -326,10 +332,10 @@ class TestClaims:
 
 
 class TestClaimsAfterAnOutage:
-    """While the ledger was away, an owner could not say that what it claimed has not left us."""
+    """While the ledger was down, an owner could not record that its claimed row was never published."""
 
-    async def unsaid(self, monkeypatch: pytest.MonkeyPatch, *, shared: bool) -> tuple[Engine, Relay]:
-        """With a claim that its owner could not give back, in a ledger that was away for long and is back."""
+    async def unreturned_claim(self, monkeypatch: pytest.MonkeyPatch, *, shared: bool) -> tuple[Engine, Relay]:
+        """Return an engine with a claim that its owner could not give back, after a long outage of the ledger."""
         engine, bus = Engine(sweep_interval=0.2), Bus()
         relay = relay_of(engine, bus, shared=shared, at_work_since=engine.sweeper.at_work_since)
         await engine.sweeper.sweep()
@@ -350,8 +356,10 @@ class TestClaimsAfterAnOutage:
 
     @pytest.mark.parametrize("shared", [True, False])
     @pytest.mark.parametrize("ticked", [True, False])
-    async def test_its_owner_comes_first(self, shared: bool, ticked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        engine, relay = await self.unsaid(monkeypatch, shared=shared)
+    async def test_claim_after_an_outage_is_left_to_its_owner(
+        self, shared: bool, ticked: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine, relay = await self.unreturned_claim(monkeypatch, shared=shared)
         if ticked:
             await engine.sweeper.sweep()
         await relay.settle_claims()
@@ -360,8 +368,10 @@ class TestClaimsAfterAnOutage:
         step = await engine.step("work", "acme-0")
         assert (step.status, step.attempt.claimed_at) == (StepStatus.DISPATCHING, None)
 
-    async def test_what_no_owner_gives_back_is_settled_a_period_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        engine, relay = await self.unsaid(monkeypatch, shared=True)
+    async def test_claim_that_its_owner_never_returns_is_settled_one_period_later(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine, relay = await self.unreturned_claim(monkeypatch, shared=True)
         for _ in range(round(4 * TIMEOUT)):
             await engine.sweeper.sweep()
             await relay.settle_claims()
@@ -374,7 +384,7 @@ class TestClaimsAfterAnOutage:
 
 
 class TestClaimsThatCannotBeSettled:
-    """A job that can't be read or decided, as by a replica that is older than what wrote it."""
+    """A job can't be read or decided, for example by a replica older than the one that wrote it."""
 
     async def left_behind(self, *job_ids: str) -> Engine:
         engine = Engine()
@@ -387,10 +397,10 @@ class TestClaimsThatCannotBeSettled:
         return engine
 
     def spoil(self, engine: Engine, *job_ids: str) -> list[str]:
-        """Whoever looks at these fails. Answers the looks."""
+        """Make every load of these jobs fail; return the list that records the loads."""
         load, looks = engine.ledger.load, list[str]()
 
-        async def spoilt(job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobView | None:
+        async def spoilt(job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobSnapshot | None:
             if job_id in job_ids:
                 looks.append(job_id)
                 raise LedgerCorrupt(f"{job_id} can't be read")
@@ -399,21 +409,23 @@ class TestClaimsThatCannotBeSettled:
         engine.ledger.load = spoilt  # type: ignore[method-assign]
         return looks
 
-    async def test_one_holds_up_nobody_behind_it(self) -> None:
+    async def test_unreadable_claim_does_not_block_the_next(self) -> None:
         engine = await self.left_behind("bad", "good")
         self.spoil(engine, "bad")
         await relay_of(engine, Bus(), shared=True).settle_claims()
         assert await claimed(engine) == ["bad"]
         assert (await engine.step("work", "good")).status is StepStatus.INITIATED
 
-    async def test_neither_do_more_than_are_looked_at_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(relay_module, "BATCH", 2)
+    async def test_more_unreadable_claims_than_one_batch_do_not_block_the_next(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(relay_module, "BATCH_ROWS", 2)
         engine = await self.left_behind("bad-1", "bad-2", "bad-3", "good")
         self.spoil(engine, "bad-1", "bad-2", "bad-3")
         await relay_of(engine, Bus(), shared=True).settle_claims()
         assert await claimed(engine) == ["bad-1", "bad-2", "bad-3"]
 
-    async def test_it_is_tried_again_more_and_more_seldom_and_counted(self) -> None:
+    async def test_unreadable_claim_is_retried_with_backoff_and_counted(self) -> None:
         engine = await self.left_behind("bad")
         looks, failures = self.spoil(engine, "bad"), list[str]()
         relay = relay_of(engine, Bus(), shared=True, on_failure=failures.append)
@@ -423,7 +435,7 @@ class TestClaimsThatCannotBeSettled:
         assert 4 <= len(looks) <= 8
         assert failures == ["claims"] * len(looks)
 
-    async def test_it_is_settled_once_it_can_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_claim_is_settled_once_its_job_is_readable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = await self.left_behind("bad")
         relay = relay_of(engine, Bus(), shared=True)
         with monkeypatch.context() as patched:
@@ -434,7 +446,7 @@ class TestClaimsThatCannotBeSettled:
         await relay.settle_claims()
         assert await claimed(engine) == []
 
-    async def test_a_ledger_that_is_away_fails_the_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_ledger_outage_during_settling_fails_the_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = await self.left_behind("one")
 
         async def away(*_: object) -> None:

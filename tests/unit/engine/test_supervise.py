@@ -1,4 +1,4 @@
-"""A loop that must not die says what it met: a page for a fault of ours, a line for an outage of others."""
+"""A supervised loop logs what it caught: an error for a bug in Lucius, a warning for an outage of another system."""
 
 import asyncio
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from lucius.engine.supervise import supervised
+from lucius.engine.supervisor import supervised
 from lucius.ports.errors import BusDown, LedgerDown
 
 
 @pytest.mark.parametrize(
     ("failure", "level"), [(LedgerDown("away"), "warning"), (BusDown("away"), "warning"), (KeyError("x"), "error")]
 )
-async def test_an_outage_is_a_line_and_a_fault_is_a_page(failure: Exception, level: str) -> None:
+async def test_outage_is_logged_as_a_warning_and_a_bug_as_an_error(failure: Exception, level: str) -> None:
     again = asyncio.Event()
     turns = iter([failure])
 
-    async def turn() -> None:
+    async def run_once() -> None:
         for meets in turns:
             raise meets
         again.set()
@@ -25,7 +25,7 @@ async def test_an_outage_is_a_line_and_a_fault_is_a_page(failure: Exception, lev
 
     failed: list[str] = []
     with capture_logs() as logs:
-        loop = asyncio.create_task(supervised("relay", turn, failed.append))
+        loop = asyncio.create_task(supervised("relay", run_once, failed.append))
         async with asyncio.timeout(5):
             await again.wait()
         loop.cancel()

@@ -1,4 +1,4 @@
-"""A call that two executions of its activity have in hand is made by one: Temporal may take the other for dead."""
+"""A call with two executions of its activity is made by only one; Temporal may consider the first one lost."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,22 +8,22 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from lucius.adapters.inbox_memory import MemoryInbox
-from lucius.core.decision import NoTools
-from lucius.core.inputs import Succeeded
-from lucius.core.model import NEVER, StepStatus
+from lucius.adapters.ledger.memory.inbox import MemoryInbox
+from lucius.core.model.inputs import Succeeded
+from lucius.core.model.records import NEVER
+from lucius.core.model.statuses import StepStatus
 from lucius.engine.temporal import activities
 from lucius.engine.temporal.activities import Activities
-from lucius.engine.temporal.ahead import Ahead
-from lucius.engine.temporal.wire import HandOver, Happened, unpack
-from lucius.ports.inbox import Letter
+from lucius.engine.temporal.messages import HandoverRequest, JobMessage, decode_input
+from lucius.engine.temporal.shortcuts import NoShortcuts
+from lucius.ports.inbox import InboxMessage
 
-WHAT = HandOver("j1", "post", 1, "lease", "http", "")
+WHAT = HandoverRequest("j1", "post", 1, "lease", "http", "")
 DONE = Succeeded(step_id="post", attempt_no=1, lease_id="lease", result={})
 
 
 class Execution:
-    """Executions of one activity on one step, whose workflow goes on when it is told to."""
+    """Executions of one activity on one step, whose workflow continues when a test says so."""
 
     def __init__(self) -> None:
         self.inbox = MemoryInbox()
@@ -37,70 +37,71 @@ class Execution:
         self.ledger = Mock(load=AsyncMock(return_value=view))
         self._activities = Activities(
             ledger=self.ledger,
-            reader=Mock(),
-            inbox=self.inbox,
             jobs=Mock(),
-            ahead=Ahead(),
+            inbox=self.inbox,
+            engine=Mock(),
+            shortcuts=NoShortcuts(),
             dispatcher=Mock(),
             publisher=None,
             caller=Mock(admit=Mock(return_value=Mock(spec=["release"]))),
-            exchange=Mock(outcome=self.calls),
+            http_attempt=Mock(outcome=self.calls),
             clock=Mock(now=Mock(return_value=1)),
-            tools=NoTools(),
-            absence=Mock(),
+            downtime_grace=Mock(),
         )
 
-    async def run(self) -> list[Happened]:
+    async def run(self) -> list[JobMessage]:
         environment = ActivityEnvironment(client=self._client)
         return await environment.run(self._activities.external_call, WHAT)
 
-    async def letters(self) -> list[str]:
-        return [letter.letter_id for letter in await self.inbox.unread(NEVER, 10)]
+    async def pending_message_ids(self) -> list[str]:
+        return [message.message_id for message in await self.inbox.list_pending(NEVER, 10)]
 
 
-async def test_it_is_made_once_though_two_wait_for_the_workflow() -> None:
+async def test_call_is_made_once_by_two_activities() -> None:
     execution = Execution()
     running = [asyncio.create_task(execution.run()) for _ in range(2)]
     while not execution.signals.await_count:  # noqa: ASYNC110
         await asyncio.sleep(0)
     execution.step.status = StepStatus.PROCESSING
-    said = [[unpack(happened) for happened in outcome] for outcome in await asyncio.gather(*running)]
+    said = [[decode_input(happened) for happened in outcome] for outcome in await asyncio.gather(*running)]
     assert execution.calls.await_count == 1
     assert [DONE] in said
-    assert [call.args[1][0].letter for call in execution.signals.await_args_list] == await execution.letters()
+    assert [
+        call.args[1][0].message_id for call in execution.signals.await_args_list
+    ] == await execution.pending_message_ids()
 
 
-async def test_it_is_made_once_though_the_claim_on_it_is_gone_with_its_letter() -> None:
+async def test_call_is_made_once_after_its_claim_is_deleted() -> None:
     execution = Execution()
     slow = asyncio.create_task(execution.run())
     while not execution.signals.await_count:  # noqa: ASYNC110
         await asyncio.sleep(0)
 
-    async def projected(letters: Sequence[Letter]) -> list[bool]:
-        """Just before the second puts its claim in."""
+    async def projected(messages: Sequence[InboxMessage]) -> list[bool]:
+        """Project the result of the first just before the second stores its claim."""
         execution.step.status = StepStatus.PROCESSING
-        await execution.inbox.throw_away(await execution.letters())
-        return await MemoryInbox.put(execution.inbox, letters)
+        await execution.inbox.delete(await execution.pending_message_ids())
+        return await MemoryInbox.put(execution.inbox, messages)
 
     execution.inbox.put = projected  # type: ignore[method-assign]
     await execution.run()
-    assert [unpack(happened) for happened in await slow] == [DONE]
+    assert [decode_input(happened) for happened in await slow] == [DONE]
     assert execution.calls.await_count == 1
-    assert await execution.letters() == []
+    assert await execution.pending_message_ids() == []
 
 
-async def test_one_that_was_not_made_can_be_made_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activities, "PICKED_UP_WITHIN", 0.05)
+async def test_call_that_was_not_made_can_be_made_by_the_next_activity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activities, "PICKUP_TIMEOUT_SECONDS", 0.05)
     execution = Execution()
     with pytest.raises(TimeoutError):
         await execution.run()
-    assert await execution.letters() == []
+    assert await execution.pending_message_ids() == []
     execution.signals.side_effect = lambda *_: setattr(execution.step, "status", StepStatus.PROCESSING)
-    assert [unpack(happened) for happened in await execution.run()] == [DONE]
+    assert [decode_input(happened) for happened in await execution.run()] == [DONE]
 
 
-async def test_if_the_workflow_has_other_plans_nothing_is_left_behind() -> None:
+async def test_fenced_call_leaves_no_claim() -> None:
     execution = Execution()
     execution.signals.side_effect = lambda *_: setattr(execution.step, "status", StepStatus.CANCELLED)
     await execution.run()
-    assert (execution.calls.await_count, await execution.letters()) == (0, [])
+    assert (execution.calls.await_count, await execution.pending_message_ids()) == (0, [])

@@ -1,4 +1,4 @@
-"""Payloads as Temporal sees them: nothing to read without the key, and nothing accepted that we did not write."""
+"""Payloads as Temporal sees them: unreadable without the key; only payloads that Lucius wrote are accepted."""
 
 import base64
 
@@ -7,13 +7,14 @@ from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
 from temporalio.exceptions import ApplicationError
 
+from lucius.bootstrap.settings import load_settings
 from lucius.engine.temporal.client import data_converter
 from lucius.engine.temporal.codec import KEY_ID, NONCE_BYTES, CodecError, EncryptionCodec
-from lucius.engine.temporal.wire import HandOver
-from lucius.settings import SettingsError, load_settings
+from lucius.engine.temporal.messages import HandoverRequest
+from lucius.ports.errors import SettingsError
 
 OLD, NEW = b"o" * 32, b"n" * 32
-WHAT = HandOver("job-1", "ocr", 1, "lease-1", "ocr", "topic")
+WHAT = HandoverRequest("job-1", "ocr", 1, "lease-1", "ocr", "topic")
 PLAIN = Payload(metadata={"encoding": b"json/plain"}, data=b'{"amount":17}')
 
 
@@ -27,7 +28,7 @@ async def opened(codec: EncryptionCodec, payload: Payload) -> Payload:
     return found
 
 
-async def test_a_payload_comes_back_as_it_was_and_shows_neither_content_nor_encoding() -> None:
+async def test_encrypted_payload_hides_content_and_encoding_and_decodes_to_the_original() -> None:
     codec = EncryptionCodec({"2026": NEW})
     kept = await sealed(codec)
     assert b"amount" not in kept.SerializeToString()
@@ -35,40 +36,40 @@ async def test_a_payload_comes_back_as_it_was_and_shows_neither_content_nor_enco
     assert await opened(codec, kept) == PLAIN
 
 
-async def test_the_same_payload_never_looks_the_same_twice() -> None:
+async def test_equal_payloads_encrypt_differently() -> None:
     codec = EncryptionCodec({"2026": NEW})
     kept = [await sealed(codec) for _ in range(100)]
     assert len({payload.data for payload in kept}) == 100
     assert len({payload.data[:NONCE_BYTES] for payload in kept}) == 100
 
 
-async def test_after_a_change_of_keys_the_new_one_writes_and_the_old_one_still_reads() -> None:
+async def test_rotated_key_encrypts_and_the_old_key_still_decrypts() -> None:
     before, after = EncryptionCodec({"2025": OLD}), EncryptionCodec({"2026": NEW, "2025": OLD})
     assert await opened(after, await sealed(before)) == PLAIN
     assert (await sealed(after)).metadata[KEY_ID] == b"2026"
 
 
-async def test_a_key_that_is_not_there_is_named() -> None:
+async def test_missing_key_is_named_in_the_error() -> None:
     kept = await sealed(EncryptionCodec({"2025": OLD}))
     with pytest.raises(CodecError, match=r"key '2025'; LUCIUS_TEMPORAL_KEYS has 2026"):
         await opened(EncryptionCodec({"2026": NEW}), kept)
 
 
-async def test_another_key_of_that_name_is_told_from_the_right_one() -> None:
+async def test_different_key_of_the_same_name_is_detected() -> None:
     kept = await sealed(EncryptionCodec({"2026": OLD}))
     with pytest.raises(CodecError, match="does not open with key '2026'"):
         await opened(EncryptionCodec({"2026": NEW}), kept)
 
 
 @pytest.mark.parametrize("cut", [0, 5, NONCE_BYTES, NONCE_BYTES + 3])
-async def test_what_is_cut_off_is_refused(cut: int) -> None:
+async def test_truncated_payload_is_refused(cut: int) -> None:
     codec = EncryptionCodec({"2026": NEW})
     kept = await sealed(codec)
     with pytest.raises(CodecError, match="does not open"):
         await opened(codec, Payload(metadata=kept.metadata, data=kept.data[:cut]))
 
 
-async def test_no_bit_can_be_changed_and_no_key_be_named_instead() -> None:
+async def test_payload_with_a_changed_bit_or_key_name_is_refused() -> None:
     codec = EncryptionCodec({"2026": NEW, "same": NEW})
     kept = await sealed(codec)
     for at in (0, NONCE_BYTES, len(kept.data) - 1):
@@ -80,12 +81,12 @@ async def test_no_bit_can_be_changed_and_no_key_be_named_instead() -> None:
         await opened(codec, Payload(metadata={**kept.metadata, KEY_ID: b"same"}, data=kept.data))
 
 
-async def test_what_is_not_encrypted_is_refused_where_there_is_a_key() -> None:
+async def test_unencrypted_payload_is_refused_if_keys_are_configured() -> None:
     with pytest.raises(CodecError, match=r"not encrypted.*`plain`"):
         await opened(EncryptionCodec({"2026": NEW}), PLAIN)
 
 
-async def test_plain_among_the_keys_reads_what_is_from_before_and_named_first_also_writes_it() -> None:
+async def test_plain_among_the_keys_reads_unencrypted_payloads_and_writes_them_if_first() -> None:
     to, back = EncryptionCodec({"2026": NEW, "plain": b""}), EncryptionCodec({"plain": b"", "2026": NEW})
     assert await opened(to, PLAIN) == PLAIN
     assert (await sealed(to)).metadata[KEY_ID] == b"2026"
@@ -93,14 +94,14 @@ async def test_plain_among_the_keys_reads_what_is_from_before_and_named_first_al
     assert await opened(back, await sealed(to)) == PLAIN
 
 
-def test_a_key_of_the_wrong_length_and_no_key_at_all_are_refused() -> None:
+def test_key_of_the_wrong_length_and_an_empty_list_of_keys_are_refused() -> None:
     with pytest.raises(ValueError, match="128, 192, or 256 bits"):
         EncryptionCodec({"2026": b"short"})
     with pytest.raises(ValueError, match="must be a key"):
         EncryptionCodec({})
 
 
-async def test_what_an_error_says_is_encrypted_too() -> None:
+async def test_message_and_details_of_an_error_are_encrypted() -> None:
     words, failure = data_converter({"2026": NEW}), Failure()
     try:
         raise ApplicationError("invoice 17 of acme", {"amount": 17}, type="FAILED_FINAL")
@@ -114,16 +115,16 @@ async def test_what_an_error_says_is_encrypted_too() -> None:
     assert str(found) == "FAILED_FINAL: invoice 17 of acme"
 
 
-async def test_records_go_through_all_of_it_and_plain_alone_encrypts_nothing() -> None:
+async def test_records_are_encrypted_unless_the_only_key_is_plain() -> None:
     words = data_converter({"2026": NEW})
     kept = await words.encode([WHAT])
     assert b"lease-1" not in kept[0].SerializeToString()
-    assert await words.decode(kept, [HandOver]) == [WHAT]
+    assert await words.decode(kept, [HandoverRequest]) == [WHAT]
     assert data_converter({}).payload_codec is None
     assert data_converter({"plain": b""}).payload_codec is None
 
 
-def test_a_key_that_is_called_plain_does_not_turn_encryption_off_unnoticed() -> None:
+def test_key_named_plain_is_refused() -> None:
     with pytest.raises(SettingsError, match="no name for a key"):
         data_converter({"plain": NEW})
     with pytest.raises(SettingsError, match="'plain'"):

@@ -1,4 +1,1 @@
-"""The parts of the HTTP caller: where it may connect to, what stands for a secret, how a webhook is signed.
-
-Used by `http_caller` only.
-"""
+"""HTTP calls of the engine: the caller, its destination checks, secret placeholders and webhook signatures."""

@@ -1,30 +1,32 @@
-"""Where a call may go: hosts on the list, public addresses, never back to ourselves.
+"""Checks where a call may go: listed hosts, public addresses, never back to the orchestrator.
 
-A name is resolved once, its addresses are checked, and the connection goes to one of these very addresses: a name that
-answers differently a moment later changes nothing.
+A name is resolved once, its addresses are checked, and the connection goes to one of these addresses: a different DNS
+answer a moment later changes nothing.
 """
 
-import asyncio
+import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from collections.abc import Iterable
+from ipaddress import ip_address
+from urllib.parse import quote
 
 from msgspec import Struct
 from yarl import URL
 
-from lucius.ports.config import CallPolicy
+from lucius.adapters.http.lookups import Resolve
+from lucius.addresses import Address, is_public, unwrap_ipv4
+from lucius.ports.config import CallbackPolicy, CallPolicy
 from lucius.ports.errors import CallFailed, CallRefused
 
-Address = IPv4Address | IPv6Address
-Resolve = Callable[[str, int], Awaitable[list[str]]]
-
-MAX_URL = 8192
-_NAT64 = IPv6Network("64:ff9b::/96")
-_NAT64_LOCAL = IPv6Network("64:ff9b:1::/48")
+MAX_URL_LENGTH = 8192
+_IN_PATH = "/%:@!$&'()*+,;="
+_IN_QUERY = _IN_PATH + "?"
+_LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_FOREIGN = {4: ip_address("203.0.113.113"), 6: ip_address("2001:db8:ffff::113")}  # documentation addresses
 
 
 class Rules(Struct, frozen=True):
-    """For one call. Without `hosts`, every host will do."""
+    """Rules for one call. Without `hosts`, every host is allowed."""
 
     hosts: tuple[str, ...] | None
     allow_http: bool
@@ -42,9 +44,9 @@ class Destination(Struct, frozen=True):
 
 
 def parse(text: str) -> Destination:
-    """The one reading of a URL, used for the checks and for the connection. Raises CallRefused."""
+    """Parse a URL, for the checks and for the connection alike. Raises CallRefused."""
     try:
-        url = URL(text) if len(text) <= MAX_URL else URL()
+        url = _with_exact_target(text) if len(text) <= MAX_URL_LENGTH else URL()
         host, port = (url.raw_host or "").rstrip(".").lower(), url.port or 0
     except (ValueError, UnicodeError):
         raise CallRefused("BAD_URL", "the URL is malformed") from None
@@ -55,19 +57,45 @@ def parse(text: str) -> Destination:
     return Destination(url, host, port)
 
 
+def _with_exact_target(text: str) -> URL:
+    """Read a URL, and keep what is encoded in its path and its query.
+
+    The library would decode `%3B` and the like, and a peer takes what follows a plain `;` for parameters, or a plain
+    `,` for the end of a list's item.
+    """
+    url = URL(text)
+    if not url.absolute:
+        return url
+    written = URL(text, encoded=True)
+    base = url.with_path(_encoded(written.raw_path, _IN_PATH), encoded=True)
+    query = _encoded(written.raw_query_string, _IN_QUERY)
+    return URL(f"{base}?{query}" if query else str(base), encoded=True)
+
+
+def _encoded(text: str, safe: str) -> str:
+    """Encode what can't stand in a URL; what is encoded already stays as it is."""
+    return _LONE_PERCENT.sub("%25", quote(text, safe=safe))
+
+
 def rules_for_protocols(policy: CallPolicy) -> Rules:
     return Rules(policy.hosts, policy.allow_http, policy.allow_private)
 
 
-def rules_for_clients(destination: Destination, job_hosts: tuple[str, ...] | None, policy: CallPolicy) -> Rules:
-    """What protocols may call is nothing that a client could name: only an entry of its own list opens more."""
+def rules_for_clients(destination: Destination, callbacks: CallbackPolicy, policy: CallPolicy) -> Rules:
+    """Return the rules for a URL that a client gave.
+
+    What protocols may call is not thereby open to clients: only an entry of `job_hosts` allows more.
+    """
+    job_hosts = callbacks.job_hosts
+    if callbacks.allow_loopback and _is_here(destination.host):
+        return Rules(None, allow_http=True, allow_private=True)
     if job_hosts is not None and listed(destination, job_hosts):
         return Rules(job_hosts, allow_http=True, allow_private=policy.allow_private)
     return Rules(job_hosts, allow_http=False, allow_private=False)
 
 
 def check(destination: Destination, rules: Rules, ourselves: Destination) -> None:
-    """Raises CallRefused."""
+    """Check a destination against the rules. Raises CallRefused."""
     if destination.url.scheme != "https" and not rules.allow_http:
         raise CallRefused("BAD_URL", f"calls to {destination.host} must use https")
     if rules.hosts is not None and not listed(destination, rules.hosts):
@@ -77,7 +105,10 @@ def check(destination: Destination, rules: Rules, ourselves: Destination) -> Non
 
 
 def listed(destination: Destination, hosts: Iterable[str]) -> bool:
-    """Exact names, or `*.example.com` for every name below it; an entry without a port is good for every port."""
+    """Return whether a host is listed: by exact name, or below `*.example.com`.
+
+    An entry without a port is good for every port.
+    """
     return any(_matches(destination, entry) for entry in hosts)
 
 
@@ -95,7 +126,7 @@ def _matches(destination: Destination, entry: str) -> bool:
 
 
 def _is_ourselves(destination: Destination, ourselves: Destination) -> bool:
-    """The same host and port, or the same port on this very machine under another of its names."""
+    """Return whether this is our host and port, or our port on this machine under another name."""
     if destination.port != ourselves.port:
         return False
     return destination.host == ourselves.host or (_is_here(destination.host) and _is_here(ourselves.host))
@@ -109,19 +140,52 @@ def _is_here(host: str) -> bool:
 
 
 async def addresses(destination: Destination, rules: Rules, ourselves: Destination, resolve: Resolve) -> list[str]:
-    """The addresses to connect to, all of them checked. Raises CallRefused or CallFailed."""
-    literal = _literal(destination.host)
-    found = [str(literal)] if literal is not None else await _resolved(destination, resolve)
+    """Return the addresses to connect to, all of them checked. Raises CallRefused or CallFailed."""
+    found = await _resolved(destination, resolve)
+    same_port = destination.port == ourselves.port
+    ours = await _our_addresses(ourselves, resolve) if same_port else frozenset()
     for text in found:
         address = ip_address(text.partition("%")[0])
         if not rules.allow_private and not is_public(address):
             raise CallRefused("PRIVATE_ADDRESS", f"{destination.host} has an address that is not public")
-        if destination.port == ourselves.port and _is_here(str(_unwrapped(address))) and _is_here(ourselves.host):
-            raise CallRefused("SELF_CALL", "a protocol must not call the orchestrator that runs it")
+        inner = unwrap_ipv4(address)
+        if same_port and (inner in ours or _is_here(str(inner)) or is_own_address(inner)):
+            message = f"{destination.host} has an address of the orchestrator: a protocol must not call it"
+            raise CallRefused("SELF_CALL", message)
     return found
 
 
+async def _our_addresses(ourselves: Destination, resolve: Resolve) -> frozenset[Address]:
+    """Resolve our own name; none if it can't be resolved from here."""
+    try:
+        found = await _resolved(ourselves, resolve)
+    except CallFailed:
+        found = []
+    return frozenset(unwrap_ipv4(ip_address(text.partition("%")[0])) for text in found)
+
+
+def is_own_address(address: Address) -> bool:
+    """Return whether a network interface of this machine has the address: only such an address can be bound.
+
+    Where the system lets programs bind any address (`ip_nonlocal_bind`), none counts as ours. Addresses that others
+    translate to ours (load balancers, port mappings) are not found, nor are link-local ones.
+    """
+    return _can_bind(address) and not _can_bind(_FOREIGN[address.version])
+
+
+def _can_bind(address: Address) -> bool:
+    try:
+        with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
+
+
 async def _resolved(destination: Destination, resolve: Resolve) -> list[str]:
+    literal = _literal(destination.host)
+    if literal is not None:
+        return [str(literal)]
     try:
         found = await resolve(destination.host, destination.port)
     except (OSError, UnicodeError):
@@ -136,27 +200,3 @@ def _literal(host: str) -> Address | None:
         return ip_address(host.partition("%")[0])
     except ValueError:
         return None
-
-
-def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet, and not to us, our network, or everybody at once."""
-    if address in _NAT64_LOCAL:  # where in it an IPv4 address stands, only that network knows
-        return False
-    address = _unwrapped(address)
-    special = address.is_multicast or address.is_reserved or address.is_link_local or address.is_unspecified
-    return address.is_global and not special and not (address.version == 6 and address.is_site_local)
-
-
-def _unwrapped(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address leads to, if it is one of the forms that do."""
-    if isinstance(address, IPv4Address):
-        return address
-    if address in _NAT64 or address in _NAT64_LOCAL:
-        return IPv4Address(int(address) & 0xFFFFFFFF)
-    inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
-    return inner if inner is not None else address
-
-
-async def resolve_by_system(host: str, port: int) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))

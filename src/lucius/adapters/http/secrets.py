@@ -1,31 +1,41 @@
-"""Names that stand for secrets, replaced at the last moment and blanked out of everything that comes back."""
+"""Fills placeholders for secrets at the last moment and blanks the secrets out of everything that comes back."""
 
+import html
+import json
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 from lucius.ports.errors import CallRefused
 
 _PLACEHOLDER = re.compile(r"\$\$\{|\$\{\s*secrets\.([A-Za-z0-9_.-]+)\s*\}")
 _BLANK = "[secret]"
-_SHORTEST = 6  # anything shorter is blanked out as a word of its own only, or it would tear others apart
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]+(?:[\r\n]{1,2}[A-Za-z0-9+/_-]+)*={0,2}")  # wrapped, too
+_SPACES = r"[\r\n\t ]{0,2}"
+_NO_SPACES = str.maketrans("", "", "\r\n\t ")
+_HEX_DIGITS = re.compile(r"%[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}")
+_MIN_ENCODED = 8  # shorter base64 or hexadecimal may be part of something else
+_SHORTEST = 6  # shorter ones are blanked only as whole words, or other words would be torn
 
 
 def normal(name: str) -> str:
-    """As in the environment: `stripe-key` is STRIPE_KEY."""
+    """Return a name as in the environment: `stripe-key` is STRIPE_KEY."""
     return name.upper().replace("-", "_").replace(".", "_")
 
 
 class Filling:
-    """Replaces placeholders of one call and remembers which secrets it used. Without any, leaves all as it is."""
+    """Fills placeholders of one call and remembers which secrets it used. Without secrets, changes nothing."""
 
     def __init__(self, secrets: Mapping[str, str] | None) -> None:
         self._secrets = secrets
         self._used: set[str] = set()
+        self._written: list[str] = []
+        self._encoded: set[str] = set()
 
     def fill(self, value: Any) -> Any:
-        """Raises CallRefused for a secret that is not there."""
+        """Return the value with its placeholders filled. Raises CallRefused for an unknown secret."""
         if self._secrets is None:
             return value
         match value:
@@ -45,11 +55,14 @@ class Filling:
         secret = (self._secrets or {}).get(normal(name))
         if secret is None:
             raise CallRefused("UNKNOWN_SECRET", f"there is no secret {name}; set LUCIUS_SECRET_{normal(name)}")
-        self._used.add(secret)
+        if secret not in self._used:
+            self._used.add(secret)
+            self._written = sorted({*self._written, *_spellings(secret)}, key=len, reverse=True)
+            self._encoded |= _in_base64(secret)
         return secret
 
     def blank(self, value: Any) -> Any:
-        """The value without the secrets, should a peer echo them."""
+        """Return the value without the secrets, in case a peer echoes them."""
         if not self._used:
             return value
         match value:
@@ -65,17 +78,68 @@ class Filling:
                 return value
 
     def _blanked(self, text: str) -> str:
-        written = self._used | {quote(secret, safe="") for secret in self._used}
-        for secret in sorted(written, key=len, reverse=True):
-            if len(secret) >= _SHORTEST:
-                text = text.replace(secret, _BLANK)
-            elif secret in text:
-                text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", _BLANK, text)
+        joined = text.translate(_NO_SPACES)
+        encoded = [inner for inner in self._encoded if inner in joined]
+        if encoded:
+            text = _BASE64.sub(lambda run: _BLANK if _holds(run[0], encoded) else run[0], text)
+            text = _blank_spaced(text, encoded)
+        folded = text.lower()
+        for spelling in self._written:
+            if spelling in text or (spelling.isascii() and spelling.lower() in folded):
+                text = _pattern(spelling).sub(_BLANK, text)
         return text
 
 
+def _holds(run: str, encoded: list[str]) -> bool:
+    joined = run.translate(_NO_SPACES)
+    return any(inner in joined for inner in encoded)
+
+
+def _blank_spaced(text: str, encoded: list[str]) -> str:
+    """Blank base64 that is broken by spaces, but only the secret itself: what follows may be words."""
+    for inner in encoded:
+        spaced = _SPACES.join(map(re.escape, inner))
+        text = re.sub(rf"(?:[A-Za-z0-9+/_-]{_SPACES})?{spaced}(?:{_SPACES}[A-Za-z0-9+/_-])?=*", _BLANK, text)
+    return text
+
+
+def _spellings(secret: str) -> set[str]:
+    """Return the secret as it is, and as peers write it in JSON, URLs, HTML and hexadecimal."""
+    in_json = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
+    in_html = {html.escape(secret), html.escape(secret, quote=False), html.escape(secret).replace("&#x27;", "&#39;")}
+    in_urls = {quote(secret), quote(secret, safe=""), quote_plus(secret)}
+    found = {secret, *in_json, *(text.replace("/", r"\/") for text in in_json), *in_html, *in_urls}
+    in_hex = secret.encode().hex()
+    return found | {in_hex, in_hex.upper()} if len(in_hex) >= _MIN_ENCODED else found
+
+
+def _pattern(spelling: str) -> re.Pattern[str]:
+    """Match a spelling, with hexadecimal digits of its escapes in either case."""
+    pieces = zip(_HEX_DIGITS.split(spelling), [*_HEX_DIGITS.findall(spelling), ""], strict=True)
+    written = "".join(re.escape(plain) + (f"(?i:{re.escape(escape)})" if escape else "") for plain, escape in pieces)
+    return re.compile(written if len(spelling) >= _SHORTEST else rf"(?<!\w){written}(?!\w)")
+
+
+def _in_base64(secret: str) -> set[str]:
+    """Return the characters that the secret makes in the base64 of any text around it, such as `user:secret`.
+
+    A byte shares characters with its neighbours, so there are three ways to write it, in two alphabets. Characters that
+    depend on what stands before or behind the secret are left out.
+    """
+    found: set[str] = set()
+    raw = secret.encode()
+    for before in range(3):
+        encoded = b64encode(b"\0" * before + raw).decode()
+        first = -(-before * 8 // 6)
+        last = (before + len(raw)) * 8 // 6
+        inner = encoded[first:last]
+        if len(inner) >= _MIN_ENCODED:
+            found |= {inner, inner.replace("+", "-").replace("/", "_")}
+    return found
+
+
 def _is_number(secret: str, value: float) -> bool:
-    """Whether a peer that takes everything for a number if it can would have made this one of it."""
+    """Return whether a peer that reads texts as numbers would have made this number of the secret."""
     try:
         return int(secret) == value if secret.isdecimal() else float(secret) == value
     except ValueError:

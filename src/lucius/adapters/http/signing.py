@@ -5,7 +5,7 @@ import hashlib
 import hmac
 from base64 import b64decode, b64encode
 
-from lucius.core.model import Instant
+from lucius.core.model.records import Instant
 
 PREFIX = "whsec_"
 SHORTEST, LONGEST = 24, 64  # bytes, as the convention has it
@@ -14,7 +14,7 @@ Keys = tuple[bytes, ...]
 
 
 def parse_keys(secret: str) -> Keys:
-    """The keys in a secret: `whsec_` and base64, several with spaces between while they are rotated.
+    """Parse the keys in a secret: `whsec_` and base64, several separated by spaces while they are rotated.
 
     Raises ValueError.
     """
@@ -38,7 +38,7 @@ def _key(part: str) -> bytes:
 
 
 def signed_headers(message_id: str, now: Instant, body: bytes, keys: Keys) -> dict[str, str]:
-    """One signature for each key, so that a receiver with the old or the new one finds its own."""
+    """Return the webhook headers, with a signature for each key: receivers may have the old or the new one."""
     seconds = now // 1000
     content = f"{message_id}.{seconds}.".encode() + body
     signatures = (b64encode(hmac.digest(key, content, hashlib.sha256)).decode() for key in keys)

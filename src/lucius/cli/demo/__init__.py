@@ -1,7 +1,7 @@
 """`lucius demo`: real processes, real failures, and a verdict from the ledger, in well under a minute.
 
-`stack` runs the processes, `commands` says what is submitted, `chaos` breaks things, `story` puts them in order,
-`view` shows it and `verdict` judges it.
+`stack` runs the processes, `commands` has what is submitted, `chaos` injects the failures, `story` is the sequence,
+`view` the display and `verdict` the final check.
 """
 
 from enum import StrEnum
@@ -19,12 +19,12 @@ class Engine(StrEnum):
 
 def demo(
     jobs: Annotated[int, typer.Option(help="Documents to process", min=12, max=100)] = 24,
-    seed: Annotated[int, typer.Option(help="Which documents, tenants and modes")] = 7,
-    as_json: Annotated[bool, typer.Option("--json", help="Only the verdict, for machines")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the ledger, logs and outputs where they are")] = False,
-    engine: Annotated[Engine, typer.Option(help="What drives the jobs")] = Engine.EMBEDDED,
+    seed: Annotated[int, typer.Option(help="Seed of documents, tenants and modes")] = 7,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the verdict, as JSON")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the ledger, logs and outputs")] = False,
+    engine: Annotated[Engine, typer.Option(help="Engine that drives the jobs")] = Engine.EMBEDDED,
 ) -> None:
-    """Watch jobs survive: services and the control plane are killed, callbacks doubled, late and dropped."""
-    from lucius.cli.demo.story import tell_story  # noqa: PLC0415 - nothing else needs it
+    """Run jobs while services and the control plane are killed and callbacks are duplicated, late or dropped."""
+    from lucius.cli.demo.story import run_demo  # noqa: PLC0415 - nothing else needs it
 
-    run(lambda: tell_story(jobs, seed, as_json=as_json, keep=keep, engine=engine))
+    run(lambda: run_demo(jobs, seed, as_json=as_json, keep=keep, engine=engine))

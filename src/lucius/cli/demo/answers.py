@@ -1,9 +1,8 @@
-"""What was found in the contract, as its output file says."""
+"""Answers found in the contract, read from its output file."""
 
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 from msgspec import Struct, field
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lucius.cli.demo.commands import QUESTIONS, Document, Question
+from lucius.cli.demo.commands import QUESTIONS, Document, Question, blob_path
 
 
 class _Source(Struct):
@@ -27,7 +26,7 @@ class _Output(Struct):
     answers: list[_Answer] = field(default_factory=list)
 
 
-class Found(Struct, frozen=True, kw_only=True):
+class FoundAnswer(Struct, frozen=True, kw_only=True):
     prompt: str
     answer: str
     page: int | None
@@ -35,9 +34,9 @@ class Found(Struct, frozen=True, kw_only=True):
     scanned: bool
 
 
-def answers_in(contract: Document) -> list[Found]:
-    """One for each question; empty where there is no answer, or no output at all."""
-    path = Path(unquote(urlsplit(contract.command["output_ref"]).path))
+def find_answers(contract: Document, blobs: Path) -> list[FoundAnswer]:
+    """Return an answer for each question; empty where there is none, or no output at all."""
+    path = blob_path(blobs, contract.command["output_ref"])
     try:
         output = msgspec.json.decode(path.read_bytes(), type=_Output)
     except (OSError, msgspec.DecodeError):
@@ -46,8 +45,8 @@ def answers_in(contract: Document) -> list[Found]:
     return [_found(question, answer) for question, answer in zip(QUESTIONS, given, strict=False)]
 
 
-def _found(question: Question, given: _Answer) -> Found:
-    return Found(
+def _found(question: Question, given: _Answer) -> FoundAnswer:
+    return FoundAnswer(
         prompt=question.prompt,
         answer=given.answer,
         page=given.sources[0].page if given.answer and given.sources else None,
@@ -57,25 +56,25 @@ def _found(question: Question, given: _Answer) -> Found:
 
 
 def reads_scans() -> bool:
-    """Whether the demo's OCR service has an engine for pages that are images."""
+    """Return whether the demo's OCR service has an engine for pages that are images."""
     return find_spec("rapidocr") is not None and os.environ.get("LUCIUS_OCR_ENGINE") != "off"
 
 
-def show_answers(found: list[Found], console: Console) -> None:
+def show_answers(found: list[FoundAnswer], console: Console) -> None:
     table = Table(title="Found in contract.pdf", title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.show_header = False
     for style in ("dim", "", "dim"):
         table.add_column("", style=style)
     for answer in found:
-        table.add_row(answer.prompt, answer.answer or Text(_why_not(answer), style="yellow"), _where(answer))
+        table.add_row(answer.prompt, answer.answer or Text(_missing_reason(answer), style="yellow"), _where(answer))
     console.print(table)
 
 
-def _where(answer: Found) -> str:
+def _where(answer: FoundAnswer) -> str:
     if answer.page is None:
         return ""
     return f"page {answer.page}, scanned" if answer.scanned and answer.right else f"page {answer.page}"
 
 
-def _why_not(answer: Found) -> str:
+def _missing_reason(answer: FoundAnswer) -> str:
     return "on a scanned page: pip install 'lucius[services]'" if answer.scanned else "not found"

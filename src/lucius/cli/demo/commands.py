@@ -1,9 +1,10 @@
-"""What the demo submits: small real documents of several tenants, in both modes, and a contract that is a PDF."""
+"""Commands that the demo submits: small real documents of several tenants, in both modes, and a contract as PDF."""
 
 from importlib.resources import files
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import quote, unquote
 
 from msgspec import Struct
 
@@ -19,12 +20,12 @@ _PLACES = ("Hamburg", "Lyon", "Gdansk", "Porto", "Turin")
 
 
 class Question(Struct, frozen=True):
-    """What is asked about the contract, and what a right answer has in it."""
+    """A question about the contract, and a part of the right answer."""
 
     prompt: str
     contains: str
     scanned: bool = False
-    """The answer is on a page that is an image: it takes an OCR engine to read it."""
+    """True if the answer is on a page that is an image: it takes an OCR engine to read it."""
 
 
 QUESTIONS = [
@@ -37,7 +38,7 @@ QUESTIONS = [
 
 
 class Document(Struct, frozen=True):
-    """A document to be processed, and what is asked for it."""
+    """A document to be processed, and its command."""
 
     tenant: str
     name: str
@@ -48,15 +49,20 @@ class Document(Struct, frozen=True):
         return f"{self.tenant}'s {self.name}"
 
 
+def blob_path(folder: Path, ref: str) -> Path:
+    """Return the file behind a `blob:` ref in the blob folder."""
+    return folder / unquote(ref.removeprefix("blob://"))
+
+
 def documents(folder: Path, count: int, rng: Random) -> list[Document]:
-    """Write `count` documents below `folder`, and say what to do with each."""
+    """Write `count` documents into the blob folder, and return what to do with each."""
     return [contract(folder), *(_document(folder, number, rng) for number in range(1, count))]
 
 
 def contract(folder: Path) -> Document:
-    """Four pages, one of them a scan."""
+    """Return the contract: four pages, one of them a scan."""
     source = folder / "in" / CONTRACT_TENANT / "contract.pdf"
-    data = (files("lucius.services") / "sample" / "contract.pdf").read_bytes()
+    data = (files("lucius.reference_services") / "sample" / "contract.pdf").read_bytes()
     payload = {"sis": {"prompt_set": [question.prompt for question in QUESTIONS], "max_sentences": 1}}
     return Document(
         CONTRACT_TENANT, "contract.pdf", _command(source, "contract.pdf", "OCR_EMBEDDING_SIS", payload, data)
@@ -76,7 +82,7 @@ def _document(folder: Path, number: int, rng: Random) -> Document:
 
 
 def _request_type(number: int) -> str:
-    """Mostly the whole pipeline."""
+    """Return mostly the type of the whole pipeline."""
     return {5: "OCR_EMBEDDING", 9: "OCR", 11: "OCR->EMBEDDING->SIS"}.get(number % 12, "OCR_EMBEDDING_SIS")
 
 
@@ -89,17 +95,15 @@ def review(folder: Path, name: str) -> Document:
 
 
 def _command(source: Path, name: str, request_type: str, payload: dict[str, Any], data: bytes) -> dict[str, Any]:
-    """Write the document to `<folder>/in/<tenant>/…`; what comes of it goes to `<folder>/out/<tenant>/…`."""
+    """Write the document to `blob://in/<tenant>/…`; its result goes to `blob://out/<tenant>/…`."""
     tenant = source.parent.name
-    target = source.parents[2] / "out" / tenant / f"{source.stem}.out"
-    for path in (source, target):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    source.parent.mkdir(parents=True, exist_ok=True)
     source.write_bytes(data)
     return {
         "tenant_id": tenant,
         "request_type": request_type,
-        "input_ref": source.as_uri(),
-        "output_ref": target.as_uri(),
+        "input_ref": f"blob://in/{tenant}/{quote(source.name)}",
+        "output_ref": f"blob://out/{tenant}/{quote(source.stem)}.out",
         "payload": payload,
         "schema_version": "v1",
         "idempotency_key": f"{tenant}/{name}",

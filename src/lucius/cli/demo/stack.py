@@ -1,4 +1,4 @@
-"""The demo's processes: a control plane on a SQLite file and three platform services, each to be killed at will."""
+"""The demo's processes: a control plane on a SQLite file and three platform services, all of which can be killed."""
 
 import asyncio
 import os
@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import IO
 
 from lucius.cli.children import Child, end, kill, spawn
-from lucius.cli.client import Client
 from lucius.cli.connection import Connection
 from lucius.cli.errors import Unsuccessful
+from lucius.cli.session import is_answered, session
 
 CONTROL_PLANE = "control plane"
 SERVICES = ("ocr", "embedding", "sis")
 START_SECONDS = 30.0
-# Below those that systems give to clients: one that calls while the server is down could be given the server's own.
-PORTS = range(20_000, 32_000)
+# Below the ephemeral ports: a client that calls while the server is down could be given the server's own port. And
+# apart from the ports of the conformance kit, which could take it meanwhile.
+PORTS = range(28_000, 32_000)
 
-# As in production, only sooner: a person watches.
-SHORTENED = {
+# Shorter than in production, so that the demo is quick to watch.
+SHORT_TIMEOUTS = {
     "LUCIUS_ACK_TIMEOUT": "1.5",
     "LUCIUS_LEASE": "3",
     "LUCIUS_BACKOFF_SCALE": "0.01",
@@ -34,22 +35,27 @@ SHORTENED = {
 }
 
 
-# How documents are read may be told; all else would change the story.
-KEPT = ("LUCIUS_OCR_ENGINE", "LUCIUS_EMBEDDING_MODEL")
+# Settings for reading documents are kept; all others would change the demo.
+KEPT_SETTINGS = ("LUCIUS_OCR_ENGINE", "LUCIUS_EMBEDDING_MODEL")
 
 
 class Stack:
     def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self.protocols = folder / "protocols"
+        self.blobs = folder / "data" / "blobs"
         self.protocols.mkdir(parents=True)
         self._port = _free_port()
         self.to = Connection(f"http://127.0.0.1:{self._port}", f"demo-{secrets.token_hex(8)}")
         self.children: dict[str, Child] = {}
         self._logs = ExitStack()
         self._env = {
-            **{name: value for name, value in os.environ.items() if name in KEPT or not name.startswith("LUCIUS_")},
-            **SHORTENED,
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if name in KEPT_SETTINGS or not name.startswith("LUCIUS_")
+            },
+            **SHORT_TIMEOUTS,
             "LUCIUS_DEV_API_KEY": self.to.api_key,
             "LUCIUS_API_KEY": self.to.api_key,
             "LUCIUS_ORCHESTRATOR_URL": self.to.url,
@@ -59,7 +65,7 @@ class Stack:
         }
 
     async def start(self, name: str) -> Child:
-        """Start, or start again. Services connect by themselves once there is something to connect to."""
+        """Start or restart a process. Services connect by themselves once the control plane is there."""
         arguments = ["api", "--port", str(self._port)]
         if name != CONTROL_PLANE:
             arguments = ["service", name, "--concurrency", "4", "--grace", "1"]
@@ -67,7 +73,7 @@ class Stack:
         return child
 
     async def kill(self, name: str) -> int:
-        """kill -9; answers the pid it had."""
+        """Send SIGKILL; return the pid of the process."""
         child = self.children[name]
         await kill(child)
         return child.pid
@@ -90,21 +96,21 @@ class Stack:
         return self._logs.enter_context(open(self.log_of(name), "ab"))
 
     async def ready(self) -> None:
-        """Until the control plane answers."""
+        """Wait until the control plane answers. Raises Unsuccessful."""
         child = self.children[CONTROL_PLANE]
         loop = asyncio.get_running_loop()
         deadline = loop.time() + START_SECONDS
-        async with Client(self.to) as client:
-            while not await client.answers("/readyz"):
+        async with session(self.to) as client:
+            while not await is_answered(client, "/readyz"):
                 if child.returncode is not None or loop.time() > deadline:
                     last = self.log_of(CONTROL_PLANE).read_text(errors="replace").splitlines()[-1:]
-                    raise Unsuccessful(f"the control plane did not start: {' '.join(last) or 'it said nothing'}")
+                    raise Unsuccessful(f"the control plane did not start: {' '.join(last) or 'no output'}")
                 await asyncio.sleep(0.03)
 
 
 @asynccontextmanager
 async def engine_env(engine: str, folder: Path) -> AsyncIterator[dict[str, str]]:
-    """What the control plane must be told; Temporal's server runs for as long."""
+    """Yield the engine's settings for the control plane; Temporal's server runs during the block."""
     if engine != "temporal":
         yield {}
         return

@@ -1,4 +1,4 @@
-"""What one watches: jobs by tenant and step, processes, and what goes wrong; in a pipe, a line for each event."""
+"""Display of the demo: jobs by tenant and step, processes, and failures; in a pipe, a line for each event."""
 
 import time
 from collections import Counter
@@ -16,27 +16,27 @@ from rich.text import Text
 from lucius.cli.render import plural
 from lucius.contract import JobSummary
 
-Mood = Literal["plain", "bad", "good"]
-MARKS: dict[Mood, tuple[str, str]] = {"plain": ("·", "dim"), "bad": ("✗", "red"), "good": ("✓", "green")}
+LineStyle = Literal["plain", "bad", "good"]
+MARKS: dict[LineStyle, tuple[str, str]] = {"plain": ("·", "dim"), "bad": ("✗", "red"), "good": ("✓", "green")}
 STEPS = ("ocr", "embedding", "sis", "review")
 ROWS_BESIDE_TICKER = 12
-PROGRESS_EVERY = 3.0
+PROGRESS_INTERVAL_SECONDS = 3.0
 
 
-class Line(Struct, frozen=True):
+class EventLine(Struct, frozen=True):
     at: float
-    mood: Mood
+    style: LineStyle
     text: str
 
 
-class Scene:
-    """Told what happens; shows it."""
+class DemoDisplay:
+    """Shows lines about events, and a live table of jobs and processes."""
 
     def __init__(self, console: Console, processes: Callable[[], list[tuple[str, bool]]]) -> None:
         self._console = console
         self._processes = processes
         self._started = time.monotonic()
-        self._lines: list[Line] = []
+        self._lines: list[EventLine] = []
         self._jobs: list[JobSummary] = []
         self._live: Live | None = None
         self._last_progress = 0.0
@@ -45,22 +45,22 @@ class Scene:
     def seconds(self) -> float:
         return time.monotonic() - self._started
 
-    def tell(self, text: str, mood: Mood = "plain") -> None:
-        line = Line(self.seconds, mood, text)
+    def print_line(self, text: str, style: LineStyle = "plain") -> None:
+        line = EventLine(self.seconds, style, text)
         self._lines.append(line)
         if self._live is None:
             self._console.print(_line_text(line), soft_wrap=True)
 
     def show_jobs(self, jobs: list[JobSummary]) -> None:
         self._jobs = jobs
-        if self._live is None and jobs and self.seconds - self._last_progress > PROGRESS_EVERY:
+        if self._live is None and jobs and self.seconds - self._last_progress > PROGRESS_INTERVAL_SECONDS:
             self._last_progress = self.seconds
             done = sum(job.status == "SUCCEEDED" for job in jobs)
             self._console.print(f"{self.seconds:5.1f} s    {done} of {plural(len(jobs), 'job')} done", style="dim")
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A live picture on a terminal; afterwards the whole story as lines, so that it can be read again."""
+        """Show a live picture on a terminal; afterwards print the whole course as lines."""
         if not self._console.is_terminal:
             yield
             return
@@ -105,6 +105,6 @@ def _row(tenant: str, jobs: list[JobSummary]) -> list[RenderableType]:
     return [tenant, str(len(jobs)), *steps, waiting, str(done), ProgressBar(len(jobs), done, width=24)]
 
 
-def _line_text(line: Line) -> Text:
-    mark, style = MARKS[line.mood]
+def _line_text(line: EventLine) -> Text:
+    mark, style = MARKS[line.style]
     return Text.assemble((f"{line.at:5.1f} s  ", "dim"), (f"{mark} ", style), line.text)

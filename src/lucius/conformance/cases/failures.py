@@ -1,163 +1,163 @@
-"""Steps that fail: what comes after must be done, and what was said must be remembered as well as a success.
+"""Cases about failed steps: the next attempt must be executed, and a failure remembered like a success.
 
-An attempt is made to fail by the author's --bad-payload, or by cancelling it at its work.
+An attempt is made to fail by the author's --bad-payload, or by cancelling it while it runs.
 """
 
 from collections.abc import Sequence
 
-from lucius.conformance.book import Answer, Attempt, Said, answer
-from lucius.conformance.cases import Case
-from lucius.conformance.cases.fencing import beating
-from lucius.conformance.directives import soon
-from lucius.conformance.evidence import IN_FLIGHT, SLOW_ENOUGH, executed_again, marks, require_slow, took
+from lucius.conformance.attempt_log import CallbackResponse, PlayedAttempt, ReceivedCallback, answer
+from lucius.conformance.case import Case
+from lucius.conformance.case_env import CaseEnv, describe, require_not_refused, summarize_callbacks
+from lucius.conformance.cases.fencing import wait_for_heartbeat
+from lucius.conformance.directives import timestamp_in
+from lucius.conformance.evidence import IN_FLIGHT_SECONDS, MIN_SLOW_RATIO, executed_again, marks, require_slow, took
 from lucius.conformance.model import Failed, Skipped
-from lucius.conformance.server import Mood
-from lucius.conformance.stage import Stage, heard_of, require_not_refused, words
+from lucius.conformance.server import ResponseOverride
 
-LEASE = 1.0
-QUIET = 1.5
-MARGIN = 0.6
+LEASE_SECONDS = 1.0
+QUIET_SECONDS = 1.5
+MARGIN_SECONDS = 0.6
 
 
-async def retried(stage: Stage) -> str:
-    """Attempt 2 carries the same idempotency_key, and is another attempt all the same."""
-    first = await _start_failing(stage)
-    said = await _fail(stage, first)
-    await stage.watch(2 * IN_FLIGHT)  # the answer to its RESULT must reach it
-    second = stage.send(stage.make(after=first))
-    await stage.ended(second)
+async def retried(env: CaseEnv) -> str:
+    """Check that attempt 2 is executed although it carries the same idempotency_key as attempt 1."""
+    first = await _start_failing(env)
+    callback = await _fail(env, first)
+    await env.watch(2 * IN_FLIGHT_SECONDS)  # the answer to its RESULT must reach it
+    second = env.send(env.make(after=first))
+    await env.wait_for_result(second)
     again = second.results[0]
-    if again.says == said.says:
+    if again.content == callback.content:
         raise Failed(
-            f"that {words(second)} is worked on, though attempt 1 has failed",
-            "it was answered by what attempt 1 said; an attempt is jobId, stepId, attempt_no and lease_id, and"
+            f"that {describe(second)} is executed, though attempt 1 has failed",
+            "it returned attempt 1's RESULT; an attempt is identified by jobId, stepId, attempt_no and lease_id, while"
             " idempotency_key is the same in all attempts of a step",
         )
     require_not_refused(second)
-    return f"attempt 1 ended {_outcome(said)}, attempt 2 {_outcome(again)} after {took(second):.1f} s"
+    return f"attempt 1 ended {_outcome(callback)}, attempt 2 {_outcome(again)} after {took(second):.1f} s"
 
 
-async def duplicate_failed(stage: Stage) -> str:
-    """Cancelled at its work, so that doing it again would take longer and end otherwise."""
-    await stage.start(slow=2.0)
-    attempt = stage.make(lease=LEASE)
-    attempt.answers = lambda said: _welcome(attempt, said)
-    said = await _cancel(stage, attempt)
+async def duplicate_failed(env: CaseEnv) -> str:
+    """Check that a failed attempt is not repeated. It is cancelled, so a repeat would take longer and end otherwise."""
+    await env.start(slow=2.0)
+    attempt = env.make(lease=LEASE_SECONDS)
+    attempt.answers = lambda callback: _apply_heartbeat(attempt, callback)
+    callback = await _cancel(env, attempt)
     attempt.cancel_requested = False
-    await stage.watch(2 * IN_FLIGHT)
+    await env.watch(2 * IN_FLIGHT_SECONDS)
     before = marks(attempt)
     for copies, restart in ((2, False), (3, True)):
         if restart:
-            await stage.restart()
-        stage.send(attempt)
-        await stage.taken_again(attempt, copies)
-        await stage.watch(max(QUIET, 0.75 * stage.slow))
-        if signs := executed_again(attempt, attempt.handed_over[copies - 1], before, stage.slow):
+            await env.restart()
+        env.send(attempt)
+        await env.wait_for_redelivery(attempt, copies)
+        await env.watch(max(QUIET_SECONDS, 0.75 * env.slow))
+        if signs := executed_again(attempt, attempt.handed_over[copies - 1], before, env.slow):
             when = "after a restart" if restart else "after its end"
             raise Failed(
-                f"that {words(attempt)}, which failed, is not worked on when its directive comes again {when}",
+                f"that {describe(attempt)}, which failed, is not executed when its directive comes again {when}",
                 f"it was: {' and '.join(signs)}",
             )
-    return f"{_outcome(said)}, and not done again, before and after a restart"
+    return f"{_outcome(callback)}, and not executed again, before and after a restart"
 
 
-async def killed_failed(stage: Stage) -> str:
-    """Its RESULT is answered 503 until the kill, so it was there, and must be on disk."""
-    attempt = await _start_failing(stage)
+async def killed_failed(env: CaseEnv) -> str:
+    """Check that a failure RESULT survives a kill. It is answered 503 until then, so it must be on disk."""
+    attempt = await _start_failing(env)
 
-    def refuse(said: Sequence[Said]) -> Mood | None:
-        mine = any(one.token == attempt.token and one.kind == "result" for one in said)
-        return Mood(status=503, retry_after=1) if mine else None
+    def refuse(callbacks: Sequence[ReceivedCallback]) -> ResponseOverride | None:
+        mine = any(callback.token == attempt.token and callback.kind == "result" for callback in callbacks)
+        return ResponseOverride(status=503, retry_after=1) if mine else None
 
-    stage.server.on_callbacks = refuse
-    said = await _fail(stage, attempt)
-    attempt.lease_until = None  # how long a restart takes is not what this is about
-    await stage.kill()
-    stage.server.on_callbacks = lambda _: None
-    await stage.start(slow=stage.slow)
-    expected = f"the RESULT of {words(attempt)}, which failed before the kill, from the data folder"
-    await stage.must(lambda: attempt.ended_by is not None, expected, lambda: heard_of(attempt), takes=0.0)
-    stage.send(attempt)
-    await stage.taken_again(attempt)
-    await stage.watch(QUIET)
-    return f"{_outcome(said)}, said again word by word after the restart"
+    env.server.on_callbacks = refuse
+    callback = await _fail(env, attempt)
+    attempt.lease_until = None  # the duration of the restart must not count
+    await env.kill()
+    env.server.on_callbacks = lambda _: None
+    await env.start(slow=env.slow)
+    expected = f"the RESULT of {describe(attempt)}, which failed before the kill, from the data folder"
+    await env.require(lambda: attempt.ended_by is not None, expected, lambda: summarize_callbacks(attempt), takes=0.0)
+    env.send(attempt)
+    await env.wait_for_redelivery(attempt)
+    await env.watch(QUIET_SECONDS)
+    return f"{_outcome(callback)}, sent again unchanged after the restart"
 
 
-async def guarded(stage: Stage) -> str:
-    """Attempt 1 has done it, and attempt 2 asks for it again, with a guard: find out, or refuse."""
-    await stage.start(slow=2.0)
-    first = stage.make()
+async def guarded(env: CaseEnv) -> str:
+    """Check that attempt 2 with a guard detects attempt 1's success, or fails as NON_RETRYABLE."""
+    await env.start(slow=2.0)
+    first = env.make()
     first.directive["retry_safety"] = "SAFE_TO_RETRY_WITH_GUARD"
-    stage.send(first)
-    await stage.ended(first)
+    env.send(first)
+    await env.wait_for_result(first)
     require_not_refused(first)
-    require_slow(first, stage.slow)
-    await stage.watch(2 * IN_FLIGHT)
-    second = stage.make(after=first, lease=LEASE)
+    require_slow(first, env.slow)
+    await env.watch(2 * IN_FLIGHT_SECONDS)
+    second = env.make(after=first, lease=LEASE_SECONDS)
     second.directive |= {"retry_safety": "SAFE_TO_RETRY_WITH_GUARD", "guard": {"previous_attempts": 1}}
     before = marks(second)
-    stage.send(second)
-    await stage.ended(second)
-    said = second.results[0]
-    if said.body["status"] != "SUCCEEDED":
-        if said.body.get("failure_class") != "NON_RETRYABLE":
-            stage.warn(f"a guarded attempt ended {_outcome(said)}: refuse it as NON_RETRYABLE, or it comes again")
-        return f"refused: {_outcome(said)}"
-    if took(second) > SLOW_ENOUGH * stage.slow and marks(second) != before:
-        stage.warn(
-            "a guarded attempt was worked on though attempt 1 had succeeded: with `guard` in the directive find out"
-            " first whether it was done, or fail with NON_RETRYABLE, or the effect comes twice"
+    env.send(second)
+    await env.wait_for_result(second)
+    callback = second.results[0]
+    if callback.body["status"] != "SUCCEEDED":
+        if callback.body.get("failure_class") != "NON_RETRYABLE":
+            env.warn(f"a guarded attempt ended {_outcome(callback)}: fail it as NON_RETRYABLE, or it is retried")
+        return f"refused: {_outcome(callback)}"
+    if took(second) > MIN_SLOW_RATIO * env.slow and marks(second) != before:
+        env.warn(
+            "a guarded attempt was executed though attempt 1 had succeeded: if the directive has a `guard`, first check"
+            " for the effect, or fail with NON_RETRYABLE; otherwise the effect happens twice"
         )
     return f"SUCCEEDED after {took(second):.1f} s"
 
 
-async def _start_failing(stage: Stage) -> Attempt:
-    """Start the service, and make an attempt that `_fail` can bring down."""
-    bad = stage.options.bad_payload
-    await stage.start(slow=2.0 if bad is None else 0.0)
-    return stage.make(payload=bad, lease=LEASE if bad is None else 60.0)
+async def _start_failing(env: CaseEnv) -> PlayedAttempt:
+    """Start the service and create an attempt that `_fail` can make fail."""
+    bad = env.options.bad_payload
+    await env.start(slow=2.0 if bad is None else 0.0)
+    return env.make(payload=bad, lease=LEASE_SECONDS if bad is None else 60.0)
 
 
-async def _fail(stage: Stage, attempt: Attempt) -> Said:
-    if stage.options.bad_payload is None:
-        return await _cancel(stage, attempt)
-    stage.send(attempt)
-    return await _first_result(stage, attempt)
+async def _fail(env: CaseEnv, attempt: PlayedAttempt) -> ReceivedCallback:
+    if env.options.bad_payload is None:
+        return await _cancel(env, attempt)
+    env.send(attempt)
+    return await _first_result(env, attempt)
 
 
-async def _cancel(stage: Stage, attempt: Attempt) -> Said:
-    stage.send(attempt)
-    await beating(stage, attempt)
+async def _cancel(env: CaseEnv, attempt: PlayedAttempt) -> ReceivedCallback:
+    env.send(attempt)
+    await wait_for_heartbeat(env, attempt)
     attempt.cancel_requested = True
-    return await _first_result(stage, attempt)
+    return await _first_result(env, attempt)
 
 
-async def _first_result(stage: Stage, attempt: Attempt) -> Said:
-    """Its RESULT, accepted or not. Raises Skipped for a success: then there is no failure to look at."""
-    await stage.taken(attempt)
-    expected = f"a RESULT of {words(attempt)}"
-    takes = stage.slow + stage.work
-    await stage.must(lambda: bool(attempt.results), expected, lambda: heard_of(attempt), takes)
-    said = attempt.results[0]
-    if said.body["status"] == "SUCCEEDED":
-        raise Skipped("no step failed: give a --bad-payload, and end early what is cancelled")
-    return said
+async def _first_result(env: CaseEnv, attempt: PlayedAttempt) -> ReceivedCallback:
+    """Return the first RESULT, accepted or not. Raises Skipped if it is a success, as the case needs a failure."""
+    await env.wait_for_hand_over(attempt)
+    expected = f"a RESULT of {describe(attempt)}"
+    takes = env.slow + env.work
+    await env.require(lambda: bool(attempt.results), expected, lambda: summarize_callbacks(attempt), takes)
+    callback = attempt.results[0]
+    if callback.body["status"] == "SUCCEEDED":
+        raise Skipped("no step failed: give a --bad-payload, and stop cancelled steps early")
+    return callback
 
 
-def _welcome(attempt: Attempt, said: Said) -> Answer | None:
-    """A second execution must not be stopped by how we answer."""
-    if said.kind == "heartbeat" and attempt.ended_by is not None:
-        return answer(attempt, "APPLIED", soon(LEASE))
+def _apply_heartbeat(attempt: PlayedAttempt, callback: ReceivedCallback) -> CallbackResponse | None:
+    """Return APPLIED to heartbeats after the end, so that no answer stops a second execution."""
+    if callback.kind == "heartbeat" and attempt.ended_by is not None:
+        return answer(attempt, "APPLIED", timestamp_in(LEASE_SECONDS))
     return None
 
 
-def _outcome(said: Said) -> str:
-    code = (said.body.get("error") or {}).get("code")
-    return " ".join(word for word in (said.body["status"], said.body.get("failure_class"), code) if word)
+def _outcome(callback: ReceivedCallback) -> str:
+    code = (callback.body.get("error") or {}).get("code")
+    return " ".join(word for word in (callback.body["status"], callback.body.get("failure_class"), code) if word)
 
 
 CASES = [
-    Case(id="retried", title="After a failed attempt the step's next one is worked on", play=retried, seconds=2.5),
+    Case(id="retried", title="After a failed attempt the step's next one is executed", play=retried, seconds=2.5),
     Case(
         id="duplicate-failed",
         title="A directive that comes again after it failed is not executed again",
@@ -166,13 +166,13 @@ CASES = [
     ),
     Case(
         id="killed-failed",
-        title="A RESULT that tells of a failure survives kill -9 too",
+        title="The RESULT of a failure survives kill -9",
         play=killed_failed,
         seconds=4.0,
     ),
     Case(
         id="guarded",
-        title="A guarded attempt finds out what was done, or refuses",
+        title="A guarded attempt detects completed work, or fails",
         play=guarded,
         seconds=5.5,
     ),

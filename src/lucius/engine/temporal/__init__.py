@@ -1,1 +1,1 @@
-"""The Temporal engine: a workflow for each job runs the same `decide`; the ledger is what people read."""
+"""Temporal engine: one workflow per job runs the same `decide` as the embedded engine and projects into the ledger."""

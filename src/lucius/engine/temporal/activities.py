@@ -1,29 +1,35 @@
-"""What workflows have done for them. Each may be repeated: what was done before is found, not done again."""
+"""Activities of job workflows. Each may be repeated: work that was done before is detected, not done again."""
 
 import asyncio
 import random
 from datetime import UTC, datetime, timedelta
 
 import structlog
-from msgspec.structs import replace
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from lucius.contract import Directive
-from lucius.core.decision import Applied, Decision, JobView
-from lucius.core.inputs import Cap, Failed, HandedOver, HandOverFailed, Succeeded
-from lucius.core.model import ErrorInfo, Instant, Job, Millis, Step, StepStatus
-from lucius.core.tools import Tools
-from lucius.engine.exchange import Exchange, failed_by
+from lucius.core.model.decision import Applied, Decision, JobSnapshot
+from lucius.core.model.inputs import Cap, Failed, HandedOver, HandOverFailed, Succeeded
+from lucius.core.model.records import ErrorInfo, Instant, Job, Millis, Step
+from lucius.core.model.statuses import StepStatus
+from lucius.engine.outbound.http_attempt import HttpAttempt, failed_by
 from lucius.engine.temporal import claims
-from lucius.engine.temporal.absence import Absence
-from lucius.engine.temporal.ahead import Ahead
-from lucius.engine.temporal.further import Further, asked_in
-from lucius.engine.temporal.parts import Wanted, first_part, next_part
-from lucius.engine.temporal.wire import HandOver, Happened, Loaded, Projected, Projection, claim_of, pack
+from lucius.engine.temporal.downtime_grace import DowntimeGrace
+from lucius.engine.temporal.messages import (
+    HandoverRequest,
+    JobMessage,
+    LoadedJob,
+    Projection,
+    ProjectionResult,
+    encode_input,
+    make_claim,
+)
+from lucius.engine.temporal.paged_state import LoadStepsRequest, first_part, next_part
+from lucius.engine.temporal.shortcuts import TaskShortcuts
 from lucius.ports.bus import Publisher
-from lucius.ports.calls import Caller, Closed
 from lucius.ports.clock import Clock
+from lucius.ports.engine import Engine
 from lucius.ports.errors import (
     AlreadyAccepted,
     BusDown,
@@ -33,17 +39,17 @@ from lucius.ports.errors import (
     OutcomeUnknown,
     VersionConflict,
 )
-from lucius.ports.inbox import Inbox, Letter
-from lucius.ports.ledger import Ledger, Reader
-from lucius.service.dispatch import Dispatcher
-from lucius.service.jobs import Jobs
+from lucius.ports.http import Caller, Closed
+from lucius.ports.inbox import Inbox, InboxMessage
+from lucius.ports.ledger import JobReader, Ledger
+from lucius.usecases.handover.dispatcher import Dispatcher
 
 log = structlog.get_logger(__name__)
 
-BEATS_EVERY = timedelta(seconds=10)
-LONGEST_WAIT = 5.0
-PICKED_UP_WITHIN = 60.0
-ON_ITS_WAY_MS = 30_000
+HEARTBEAT_INTERVAL = timedelta(seconds=10)
+MAX_HOST_WAIT_SECONDS = 5.0
+PICKUP_TIMEOUT_SECONDS = 60.0
+PUBLISHING_TTL_MS = 30_000
 
 
 class Activities:
@@ -51,252 +57,267 @@ class Activities:
         self,
         *,
         ledger: Ledger,
-        reader: Reader,
+        jobs: JobReader,
         inbox: Inbox,
-        jobs: Jobs,
-        ahead: Ahead,
+        engine: Engine,
+        shortcuts: TaskShortcuts,
         dispatcher: Dispatcher,
         publisher: Publisher | None,
         caller: Caller,
-        exchange: Exchange,
+        http_attempt: HttpAttempt,
         clock: Clock,
-        tools: Tools,
-        absence: Absence,
+        downtime_grace: DowntimeGrace,
     ) -> None:
         self._ledger = ledger
-        self._reader = reader
-        self._inbox = inbox
         self._jobs = jobs
-        self._ahead = ahead
+        self._inbox = inbox
+        self._engine = engine
+        self._shortcuts = shortcuts
         self._dispatcher = dispatcher
         self._publisher = publisher
         self._caller = caller
-        self._exchange = exchange
+        self._http_attempt = http_attempt
         self._clock = clock
-        self._absence = absence
-        self._further = Further(ledger, ahead, tools, self._project)
+        self._downtime_grace = downtime_grace
         self._unreleased: set[str] = set()
-        self._on_its_way: dict[str, tuple[str, Instant]] = {}
+        self._publishing: dict[str, tuple[str, Instant]] = {}
 
     @activity.defn(name="load_job")
-    async def load_job(self, job_id: str) -> Loaded:
-        view = await self._reader.job(job_id)
-        return Loaded() if view is None else first_part(view)
+    async def load_job(self, job_id: str) -> LoadedJob:
+        view = await self._jobs.job(job_id)
+        return LoadedJob() if view is None else first_part(view)
 
     @activity.defn(name="load_steps")
-    async def load_steps(self, wanted: Wanted) -> Loaded:
+    async def load_steps(self, wanted: LoadStepsRequest) -> LoadedJob:
         view = await self._ledger.load(wanted.job_id, wanted.step_ids, fresh=True)
-        return Loaded(asked=wanted.step_ids) if view is None else next_part(view, wanted.step_ids)
+        return LoadedJob(asked=wanted.step_ids) if view is None else next_part(view, wanted.step_ids)
 
     @activity.defn(name="project")
-    async def project(self, projection: Projection) -> Projected:
-        """Into the ledger, if it is at the version before. It never goes back."""
-        self._ahead.close(projection.job.job_id)
+    async def project(self, projection: Projection) -> ProjectionResult:
+        """Commit the projection if the ledger is at the version before; the ledger never goes back."""
+        self._shortcuts.before_projection(projection.job.job_id)
         return await self._project(projection, _late_ms())
 
-    async def _project(self, projection: Projection, late_ms: Millis = 0) -> Projected:
+    async def _project(self, projection: Projection, late_ms: Millis = 0) -> ProjectionResult:
         job, protocol = projection.job, projection.protocol
         if protocol is None:
             view = await self._ledger.load(job.job_id)
             if view is None:
-                return Projected(ledger=Loaded())
+                return ProjectionResult(ledger=LoadedJob())
             protocol = view.protocol
-        if projection.doubted and not await self._inbox.letters(projection.letters[:1]):
-            return Projected(is_old=True)
-        if projection.changes and (until := await self._absence.excuses(projection, late_ms)):
-            return Projected(away=until)
+        if projection.may_be_repeat and not await self._inbox.get_many(projection.message_ids[:1]):
+            return ProjectionResult(already_recorded=True)
+        if projection.changes and (until := await self._downtime_grace.downtime_end(projection, late_ms)):
+            return ProjectionResult(downtime_end=until)
         if projection.changes:
             try:
                 await self._ledger.commit(projection.decision(protocol))
             except LimitReached as reached:
-                return Projected(full=Cap(reached.counter, reached.limit))
+                return ProjectionResult(limit_reached=Cap(reached.counter, reached.limit))
             except AlreadyAccepted as accepted:
                 if accepted.job_id != job.job_id:
-                    return Projected(taken=True)
-                return Projected(ledger=await self.load_job(job.job_id))
+                    return ProjectionResult(key_taken=True)
+                return ProjectionResult(ledger=await self.load_job(job.job_id))
             except VersionConflict:
                 found = await self.load_job(job.job_id)
                 if found.job is None or (found.job.version, found.job.event_hash) != (job.version, job.event_hash):
-                    return Projected(ledger=found)
-        elif (found_instead := await self.compare(job)).ledger is not None:
-            return found_instead  # what we take for old news may be news to the ledger, which is ahead
-        if projection.letters:
-            for letter_id in projection.letters:
-                self._on_its_way.pop(letter_id, None)
-            await self._inbox.throw_away(projection.letters, lazily=True)  # who reads one again does no harm
-        return Projected(decided=projection.decided)
+                    return ProjectionResult(ledger=found)
+        elif (stored := await self.compare(job)).ledger is not None:
+            return stored  # the ledger is ahead: what is a duplicate here may be new to it
+        if projection.message_ids:
+            for message_id in projection.message_ids:
+                self._publishing.pop(message_id, None)
+            await self._inbox.delete(projection.message_ids, lazily=True)  # reading one again is harmless
+        return ProjectionResult(digest=projection.digest)
 
     @activity.defn(name="compare")
-    async def compare(self, job: Job) -> Projected:
-        """Whether the ledger has what the workflow knows."""
+    async def compare(self, job: Job) -> ProjectionResult:
+        """Return the job of the ledger if it differs from what the workflow knows."""
         found = await self.load_job(job.job_id)
         same = found.job is not None and (found.job.version, found.job.event_hash) == (job.version, job.event_hash)
-        return Projected() if same else Projected(ledger=found)
+        return ProjectionResult() if same else ProjectionResult(ledger=found)
 
     @activity.defn(name="record_attempt_lease")
-    async def record_attempt_lease(self, projection: Projection) -> Projected:
-        """A projection with attempts that are to be handed over: known before any of them leaves. Services that pull
-        them may answer at once."""
-        job_id, run_id = projection.job.job_id, activity.info().workflow_run_id or ""
-        listens = bool(asked_in(projection)) and not projection.hurries
-        if listens:
-            self._ahead.open(job_id, run_id, projection.letters)
-        found = await self._project(projection, _late_ms())
-        if not listens or not found.decided:
-            self._ahead.close(job_id)
-            return found
-        turns, heard = await self._further.listen(run_id, projection)
-        return replace(found, turns=turns, heard=heard)
+    async def record_attempt_lease(self, projection: Projection) -> ProjectionResult:
+        """Commit a projection with attempts to hand over: they are known before any directive leaves."""
+        run_id = activity.info().workflow_run_id or ""
+        self._shortcuts.before_attempts(run_id, projection)
+        result = await self._project(projection, _late_ms())
+        return await self._shortcuts.after_attempts(run_id, projection, result, self._project)
 
     @activity.defn(name="publish_to_bus")
-    async def publish_to_bus(self, what: HandOver) -> list[Happened]:
-        """Once: whoever finds that it was begun before can't know how that ended, so it counts as handed over. Nothing
-        became of it if the job is paused."""
+    async def publish_to_bus(self, handover: HandoverRequest) -> list[JobMessage]:
+        """Publish a directive once; return what the workflow has to know, nothing if the job is paused.
+
+        If publishing was begun before, its outcome is unknown, so it counts as handed over. Raises ApplicationError to
+        have it tried later.
+        """
         if self._publisher is None:
-            raise _not_now("NoBus", "LUCIUS_BUS_URL is one that services pull from, and was not when this job began")
-        handed_over = HandedOver(what.step_id, what.attempt_no, what.lease_id)
-        claim = claim_of(what.job_id, handed_over, self._clock.now())
+            raise _retry_later(
+                "NoBus", "LUCIUS_BUS_URL is one that services pull from, and was not when this job began"
+            )
+        handed_over = HandedOver(handover.step_id, handover.attempt_no, handover.lease_id)
+        claim = make_claim(handover.job_id, handed_over, self._clock.now())
         if not await self._claimed(claim):
-            return [pack(handed_over, claim.letter_id)]
+            return [encode_input(handed_over, claim.message_id)]
         try:
-            directive, held = await self._about_to_publish(what, handed_over, claim)
-        except BaseException:  # cut off, too: it surely has not left us
+            directive, is_held = await self._prepare_publish(handover, handed_over, claim)
+        except BaseException:  # also when cancelled: the directive certainly was not published
             await self._release(claim)
             raise
         if directive is None:
             await self._release(claim)
-            return [] if held else [pack(handed_over)]
+            return [] if is_held else [encode_input(handed_over)]
         try:
-            await self._publisher.publish(what.topic, directive)
+            await self._publisher.publish(handover.topic, directive)
         except BusDown as down:
             await self._release(claim)
-            raise _not_now("BusDown", str(down)) from down
+            raise _retry_later("BusDown", str(down)) from down
         except MessageRefused as refused:
             error = ErrorInfo("HANDOVER_FAILED", str(refused))
-            return [pack(HandOverFailed(what.step_id, what.attempt_no, what.lease_id, error), claim.letter_id)]
+            return [
+                encode_input(
+                    HandOverFailed(handover.step_id, handover.attempt_no, handover.lease_id, error), claim.message_id
+                )
+            ]
         except OutcomeUnknown:
-            log.warning("handover outcome unknown, counts as handed over", job_id=what.job_id, step_id=what.step_id)
-        return [pack(handed_over, claim.letter_id)]
+            log.warning(
+                "handover outcome unknown, counts as handed over", job_id=handover.job_id, step_id=handover.step_id
+            )
+        return [encode_input(handed_over, claim.message_id)]
 
-    async def _about_to_publish(
-        self, what: HandOver, handed_over: HandedOver, claim: Letter
+    async def _prepare_publish(
+        self, handover: HandoverRequest, handed_over: HandedOver, claim: InboxMessage
     ) -> tuple[Directive | None, bool]:
-        """The directive, unless the attempt is fenced; and whether the job is paused. As things are after the claim: a
-        letter is thrown away after the commit that it led to, which whoever puts it in anew must see."""
-        if not await self._has_room(what, claim):
-            raise _not_now("WindowFull", f"{what.service} has as many un-ACKed directives as it may have")
-        _, step = await self._find(what)
+        """Return the directive, None if the attempt is fenced or the job paused; and whether the job is paused.
+
+        Reads afresh after the claim: a message is deleted from the inbox after the commit that it led to, so a process
+        that inserts it again must see that commit. Raises ApplicationError if the service is at its cap.
+        """
+        if not await self._has_room(handover, claim):
+            raise _retry_later("WindowFull", f"{handover.service} has as many un-ACKed directives as it may have")
+        _, step = await self._find(handover)
         if step is None or step.attempt.held:
             return None, step is not None
-        decision = await self._jobs.weigh(what.job_id, (handed_over,), what.step_id, fresh=True)
+        decision = await self._engine.evaluate(handover.job_id, (handed_over,), handover.step_id, fresh=True)
         if not isinstance(decision.reply, Applied):
             return None, False
-        return await self._dispatcher.directive(what, decision), False
+        return await self._dispatcher.directive(handover, decision), False
 
-    async def _claimed(self, claim: Letter) -> bool:
-        """Whether it is ours to publish: also if we could not take back a claim on what surely was not published."""
+    async def _claimed(self, claim: InboxMessage) -> bool:
+        """Return whether to go on: the claim is new, or one of this process that could not be released."""
         new = await claims.claim(self._inbox, claim, lambda: self._release(claim))
-        ours = claim.letter_id in self._unreleased
-        self._unreleased.discard(claim.letter_id)
+        ours = claim.message_id in self._unreleased
+        self._unreleased.discard(claim.message_id)
         return new or ours
 
-    async def _has_room(self, what: HandOver, claim: Letter) -> bool:
-        """With what this process published and has not seen in the ledger yet; not with what others have on its way."""
-        now = self._clock.now()
-        self._on_its_way = {x: way for x, way in self._on_its_way.items() if way[1] > now - ON_ITS_WAY_MS}
-        waiting = sum(service == what.service for service, _ in self._on_its_way.values())
-        self._on_its_way[claim.letter_id] = what.service, now  # before anybody else counts
-        return await self._dispatcher.has_room(what.service, waiting)
+    async def _has_room(self, handover: HandoverRequest, claim: InboxMessage) -> bool:
+        """Return whether the service is below its cap, counting this process's directives not yet in the ledger.
 
-    async def _release(self, claim: Letter) -> None:
-        self._on_its_way.pop(claim.letter_id, None)
-        self._unreleased.add(claim.letter_id)
+        Those on their way in other processes are not counted.
+        """
+        now = self._clock.now()
+        self._publishing = {x: way for x, way in self._publishing.items() if way[1] > now - PUBLISHING_TTL_MS}
+        waiting = sum(service == handover.service for service, _ in self._publishing.values())
+        # Before the await, so that concurrent calls count it
+        self._publishing[claim.message_id] = handover.service, now
+        return await self._dispatcher.has_room(handover.service, waiting)
+
+    async def _release(self, claim: InboxMessage) -> None:
+        self._publishing.pop(claim.message_id, None)
+        self._unreleased.add(claim.message_id)
         try:
-            await asyncio.shield(self._inbox.throw_away([claim.letter_id]))
+            await asyncio.shield(self._inbox.delete([claim.message_id]))
         except LedgerError as error:
-            log.warning("a claim stays until it is tried again", job_id=claim.job_id, reason=str(error))
+            log.warning("could not release a claim, a retry will reuse it", job_id=claim.job_id, reason=str(error))
         else:
-            self._unreleased.discard(claim.letter_id)
+            self._unreleased.discard(claim.message_id)
 
     @activity.defn(name="external_call")
-    async def external_call(self, what: HandOver) -> list[Happened]:
-        """A call or a webhook, which is made here: handed over when its host lets us in, so that waiting costs no time
-        of the attempt. One that was picked up before is not made again, nor one claimed by somebody whom Temporal takes
-        for dead: its lease ends it. Nothing became of it if the job is paused."""
-        fenced = [pack(HandedOver(what.step_id, what.attempt_no, what.lease_id))]
-        view, step = await self._find(what)
+    async def external_call(self, handover: HandoverRequest) -> list[JobMessage]:
+        """Make an external call or send a webhook; return its outcome, nothing if the job is paused.
+
+        It is handed over when its host admits it, so that waiting costs no time of the attempt; until then, raises
+        ApplicationError. One that was picked up before is not made again, nor one claimed by a process that Temporal
+        takes for dead: its lease ends it.
+        """
+        fenced = [encode_input(HandedOver(handover.step_id, handover.attempt_no, handover.lease_id))]
+        view, step = await self._find(handover)
         if view is None or step is None or step.status is not StepStatus.DISPATCHING or step.request is None:
             return fenced
         if step.attempt.held:
             return []
         slot = self._caller.admit(self._caller.host(step.request.url))
         if isinstance(slot, Closed):
-            raise _not_now("HostClosed", "the host lets nobody in", self._seconds_until(slot.until))
-        picked_up = HandedOver(what.step_id, what.attempt_no, what.lease_id, picked_up=True)
-        claim = claim_of(what.job_id, picked_up, self._clock.now())
-        beating = asyncio.create_task(_beat())
+            raise _retry_later("HostClosed", "the host admits no call now", self._seconds_until(slot.until))
+        picked_up = HandedOver(handover.step_id, handover.attempt_no, handover.lease_id, picked_up=True)
+        claim = make_claim(handover.job_id, picked_up, self._clock.now())
+        heartbeats = asyncio.create_task(_heartbeat_forever())
         try:
             if not await self._claimed(claim):
                 return fenced
-            step = await self._picked_up(what, picked_up, claim)
+            step = await self._picked_up(handover, picked_up, claim)
             if step is None:
                 return fenced
             taken = Decision(job=view.job, replies=(Applied(),), protocol=view.protocol, steps=(step,))
-            return [pack(await self._outcome(taken, step))]
+            return [encode_input(await self._outcome(taken, step))]
         finally:
             slot.release()
-            beating.cancel()
+            heartbeats.cancel()
 
-    async def _find(self, what: HandOver) -> tuple[JobView | None, Step | None]:
-        """The step, if the attempt is current."""
-        view = await self._ledger.load(what.job_id, (what.step_id,), fresh=True)
-        step = view.steps.get(what.step_id) if view else None
-        return view, step if step is not None and step.attempt.lease_id == what.lease_id else None
+    async def _find(self, handover: HandoverRequest) -> tuple[JobSnapshot | None, Step | None]:
+        """Load the job and the step; None for the step if the attempt is no longer current."""
+        view = await self._ledger.load(handover.job_id, (handover.step_id,), fresh=True)
+        step = view.steps.get(handover.step_id) if view else None
+        return view, step if step is not None and step.attempt.lease_id == handover.lease_id else None
 
-    async def _picked_up(self, what: HandOver, picked_up: HandedOver, claim: Letter) -> Step | None:
-        """As the workflow has written it down; None if it has other plans. Its claim is thrown away with that, so who
-        claims it looks again first: somebody else may have picked it up."""
+    async def _picked_up(self, handover: HandoverRequest, picked_up: HandedOver, claim: InboxMessage) -> Step | None:
+        """Signal the pick-up and return the step once the workflow has committed it; None if it decided otherwise.
+
+        The commit deletes the claim, so read the step first: another process may have picked it up before. Raises
+        TimeoutError if there is no commit within `PICKUP_TIMEOUT_SECONDS` seconds.
+        """
         step, is_ours = None, False
         try:
-            _, step = await self._find(what)
+            _, step = await self._find(handover)
             is_ours = step is not None and step.status is StepStatus.DISPATCHING
             if is_ours:
-                said = pack(picked_up, claim.letter_id)
-                await activity.client().get_workflow_handle(what.job_id).signal("handed_over", [said])
-            async with asyncio.timeout(PICKED_UP_WITHIN):
+                message = encode_input(picked_up, claim.message_id)
+                await activity.client().get_workflow_handle(handover.job_id).signal("handed_over", [message])
+            async with asyncio.timeout(PICKUP_TIMEOUT_SECONDS):
                 while step is not None and step.status is StepStatus.DISPATCHING:
                     await asyncio.sleep(0.02)
-                    _, step = await self._find(what)
+                    _, step = await self._find(handover)
         finally:
-            if step is None or step.status is not StepStatus.PROCESSING or not is_ours:  # it surely was not made
+            if step is None or step.status is not StepStatus.PROCESSING or not is_ours:  # no call was made
                 await self._release(claim)
         return step if is_ours and step is not None and step.status is StepStatus.PROCESSING else None
 
     async def _outcome(self, taken: Decision, step: Step) -> Succeeded | Failed:
         try:
-            return await self._exchange.outcome(taken, step)
+            return await self._http_attempt.outcome(taken, step)
         except Exception as error:
             log.exception("a call failed unexpectedly", job_id=step.job_id, step_id=step.step_id)
             return failed_by(step, error)
 
     def _seconds_until(self, until: Instant | None) -> float:
-        seconds = LONGEST_WAIT if until is None else (until - self._clock.now()) / 1000
+        seconds = MAX_HOST_WAIT_SECONDS if until is None else (until - self._clock.now()) / 1000
         return max(0.1, seconds) * random.uniform(1, 1.2)
 
 
 def _late_ms() -> Millis:
-    """For how long Temporal has been having it tried."""
+    """Return for how long this activity has been scheduled, retries included."""
     waited = datetime.now(UTC) - activity.info().scheduled_time
     return max(0, round(waited / timedelta(milliseconds=1)))
 
 
-def _not_now(kind: str, why: str, seconds: float | None = None) -> ApplicationError:
-    """Temporal tries again, and nothing was spent."""
+def _retry_later(kind: str, why: str, seconds: float | None = None) -> ApplicationError:
+    """Make an error after which Temporal retries the activity; no attempt is used up."""
     delay = None if seconds is None else timedelta(seconds=seconds)
     return ApplicationError(why, type=kind, next_retry_delay=delay, category=ApplicationErrorCategory.BENIGN)
 
 
-async def _beat() -> None:
+async def _heartbeat_forever() -> None:
     while True:
         activity.heartbeat()
-        await asyncio.sleep(BEATS_EVERY.total_seconds())
+        await asyncio.sleep(HEARTBEAT_INTERVAL.total_seconds())

@@ -1,16 +1,16 @@
-"""What belongs to whoever puts its letter into the inbox."""
+"""Claims work by inserting its message into the inbox: the process whose insert is new owns the work."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from lucius.ports.errors import LedgerError
-from lucius.ports.inbox import Inbox, Letter
+from lucius.ports.inbox import Inbox, InboxMessage
 
 
-async def claim(inbox: Inbox, letter: Letter, release: Callable[[], Awaitable[None]]) -> bool:
-    """Whether it is ours. Whoever is cut off meanwhile gives it back: nobody would ever see to it."""
-    putting = asyncio.ensure_future(inbox.put([letter]))
+async def claim(inbox: Inbox, message: InboxMessage, release: Callable[[], Awaitable[None]]) -> bool:
+    """Insert the message; return whether it was new. If cancelled meanwhile, release the claim."""
+    putting = asyncio.ensure_future(inbox.put([message]))
     try:
         return (await asyncio.shield(putting))[0]
     except asyncio.CancelledError:

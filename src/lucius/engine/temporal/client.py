@@ -1,4 +1,4 @@
-"""How to reach Temporal, and in which words to speak to it."""
+"""Connects to Temporal: address, TLS, conversion and encryption of payloads."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,16 +16,16 @@ from temporalio.service import KeepAliveConfig, TLSConfig
 
 from lucius.engine.temporal.codec import PLAIN, EncryptionCodec
 from lucius.engine.temporal.converter import RecordConverter
-from lucius.settings import SettingsError
+from lucius.ports.errors import SettingsError
 
-CONNECT_SECONDS = timedelta(seconds=5)
-ANSWER_SECONDS = 10.0
-"""A server that takes the connection and then says nothing is one that can't be reached, too."""
+CONNECT_TIMEOUT = timedelta(seconds=5)
+ANSWER_TIMEOUT_SECONDS = 10.0
+"""Limit for `connect`: a server that accepts the connection and does not respond counts as unreachable, too."""
 CA_FILE, CERT_FILE, KEY_FILE = (f"LUCIUS_TEMPORAL_{name}_FILE" for name in ("CA", "CERT", "KEY"))
 
 
 class Address(Struct, frozen=True, kw_only=True):
-    """Where Temporal is, and what it wants to see of us. With `keys`, all that we tell it is encrypted."""
+    """Address of Temporal and the credentials for it. With `keys`, all payloads are encrypted."""
 
     target: str
     namespace: str = "default"
@@ -37,12 +37,15 @@ class Address(Struct, frozen=True, kw_only=True):
     key_file: Path | None = None
     server_name: str = ""
     keys: dict[str, bytes] = {}
-    """By name, the first to encrypt with; the others only read."""
+    """By name. The first encrypts, all decrypt."""
 
 
 async def connect(address: Address, runtime: Runtime | None = None) -> Client:
-    """Raises RuntimeError or OSError if it can't be reached, SettingsError for files that can't be used."""
-    async with asyncio.timeout(ANSWER_SECONDS):
+    """Connect and return the client.
+
+    Raises RuntimeError or OSError if Temporal can't be reached, SettingsError for files that can't be used.
+    """
+    async with asyncio.timeout(ANSWER_TIMEOUT_SECONDS):
         return await Client.connect(
             address.target,
             namespace=address.namespace,
@@ -50,14 +53,14 @@ async def connect(address: Address, runtime: Runtime | None = None) -> Client:
             api_key=address.api_key or None,
             tls=tls_of(address),
             keep_alive_config=KeepAliveConfig(interval_millis=10_000, timeout_millis=5_000),
-            connect_timeout=CONNECT_SECONDS,
-            grpc_compression=GrpcCompression.NONE,  # what is large is compressed already
+            connect_timeout=CONNECT_TIMEOUT,
+            grpc_compression=GrpcCompression.NONE,  # large payloads are compressed already
             runtime=runtime,
         )
 
 
 def data_converter(keys: Mapping[str, bytes]) -> DataConverter:
-    """Raises SettingsError."""
+    """Make the data converter, which encrypts if there are keys. Raises SettingsError."""
     if keys.get(PLAIN):
         raise SettingsError(f"LUCIUS_TEMPORAL_KEYS: `{PLAIN}` stands for no encryption, and is no name for a key")
     encrypts = any(name != PLAIN for name in keys)
@@ -69,7 +72,7 @@ def data_converter(keys: Mapping[str, bytes]) -> DataConverter:
 
 
 def tls_of(address: Address) -> TLSConfig | bool:
-    """An API key never goes out in the clear. Raises SettingsError."""
+    """Make the TLS settings. An API key implies TLS, so that it is never sent in the clear. Raises SettingsError."""
     if not (address.ca_file or address.cert_file or address.key_file or address.server_name):
         return address.tls or bool(address.api_key)
     ca, cert, key = (
@@ -108,7 +111,7 @@ def _check_pair(cert: bytes | None, key: bytes | None) -> None:
     try:
         private = load_pem_private_key(key, password=None)
     except TypeError:
-        raise SettingsError(f"{KEY_FILE}: the key is locked with a password, which nobody is there to give") from None
+        raise SettingsError(f"{KEY_FILE}: the key is encrypted; give one without a password") from None
     except ValueError:
         raise SettingsError(f"{KEY_FILE}: the file has no private key in PEM format") from None
     if _public(private) != certified:

@@ -1,7 +1,7 @@
-"""What Temporal keeps of us, encrypted: AES-GCM with keys that have names, so that they can be replaced one by one.
+"""Encrypts the payloads that Temporal stores: AES-GCM with named keys, so that they can be replaced one by one.
 
-Encoding and metadata are those of Temporal's own examples, which other tools know. A nonce is random, so a key is good
-for some 2^32 payloads: replace it before it has seen a hundred million jobs.
+Encoding and metadata are those of Temporal's own examples, which other tools understand. Nonces are random, so a key is
+good for some 2^32 payloads: replace it before it has been used for a hundred million jobs.
 """
 
 import os
@@ -17,19 +17,22 @@ ENCODING = b"binary/encrypted"
 KEY_ID = "encryption-key-id"
 NONCE_BYTES = 12
 PLAIN = "plain"
-"""The name of the key that is none, for a change to encryption and back."""
+"""Name that stands for no encryption, used while changing to encryption or back."""
 
 
 class CodecError(ValueError):
-    """A payload that can't be read, or must not be."""
+    """Raised for a payload that can't be decrypted, or must not be accepted."""
 
 
 class EncryptionCodec(PayloadCodec):
-    """The first key writes; each reads what it wrote. What is not encrypted is refused, lest whoever can write to
-    Temporal speak for us; unless `plain` is among the keys, as it is while jobs live that began without any."""
+    """Encrypts with the first key and decrypts with the key that a payload names.
+
+    Refuses payloads that are not encrypted, as anyone with access to Temporal could forge them. With `plain` among the
+    keys they are accepted: needed while jobs live that began without encryption.
+    """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
-        """Raises ValueError for keys that are not 16, 24 or 32 bytes long."""
+        """Set up the keys. Raises ValueError if there are none, or for one that is not 16, 24 or 32 bytes long."""
         if not keys:
             raise ValueError("there must be a key to encrypt with")
         self._ciphers = {name: AESGCM(key) for name, key in keys.items() if name != PLAIN}

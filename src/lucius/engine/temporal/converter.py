@@ -1,5 +1,9 @@
-"""Records as JSON payloads, which Temporal's console and CLI can show; large ones compressed: Temporal takes 2 MB."""
+"""Converts records to JSON payloads, which Temporal's console and CLI can show.
 
+Large ones are compressed, as Temporal refuses payloads over 2 MB.
+"""
+
+import threading
 import zlib
 from typing import Any
 
@@ -15,12 +19,12 @@ from temporalio.converter import (
 )
 
 LARGE_BYTES = 32 * 1024
-MOST_BYTES = 64 * 1024 * 1024
-"""What a payload may unfold to."""
+MAX_DECOMPRESSED_BYTES = 64 * 1024 * 1024
+"""Limit of a payload after decompression."""
 
 
 class CompressedConverter(EncodingPayloadConverter):
-    """Whatever msgspec can encode, if that is large."""
+    """Encodes values as JSON, compressed if large."""
 
     @property
     def encoding(self) -> str:
@@ -35,16 +39,16 @@ class CompressedConverter(EncodingPayloadConverter):
     def from_payload(self, payload: Payload, type_hint: type | None = None) -> Any:
         unfolding = zlib.decompressobj()
         try:
-            data = unfolding.decompress(payload.data, MOST_BYTES)
+            data = unfolding.decompress(payload.data, MAX_DECOMPRESSED_BYTES)
         except zlib.error as error:
             raise ValueError(f"a compressed payload does not unfold: {error}") from None
         if not unfolding.eof:
-            raise ValueError(f"a compressed payload is cut off, or has more than {MOST_BYTES} bytes")
+            raise ValueError(f"a compressed payload is cut off, or has more than {MAX_DECOMPRESSED_BYTES} bytes")
         return _decoded(data, type_hint)
 
 
 class RecordPayloadConverter(EncodingPayloadConverter):
-    """And back by the type that is expected."""
+    """Encodes values as JSON, and decodes them to the expected type."""
 
     @property
     def encoding(self) -> str:
@@ -58,7 +62,7 @@ class RecordPayloadConverter(EncodingPayloadConverter):
 
 
 class RecordConverter(CompositePayloadConverter):
-    """The first that can writes; each reads its own encoding."""
+    """Encodes with the first converter that accepts the value; each converter decodes its own encoding."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -76,4 +80,16 @@ def _plain(data: bytes) -> Payload:
 
 
 def _decoded(data: bytes, type_hint: type | None) -> Any:
-    return msgspec.json.decode(data, type=Any if type_hint is None else type_hint)
+    return _decoder(Any if type_hint is None else type_hint).decode(data)
+
+
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_building = threading.Lock()  # msgspec crashes if several workflow threads build decoders of the same types at once
+
+
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    found = _decoders.get(kind)
+    if found is None:
+        with _building:
+            found = _decoders[kind] = msgspec.json.Decoder(kind)
+    return found

@@ -1,11 +1,11 @@
-"""Workflows in the SDK's sandbox, without three of its detours.
+"""Runs workflows in the SDK's sandbox, without three of its overheads.
 
-For each payload, six times over, the SDK enters the sandbox to ask in which context it is to be converted. Ours are
-converted the same way everywhere and kept nowhere else, and that question alone was a fifth of what a worker's Python
-did. What it has the sandbox run are the same few lines each time, which it compiles each time.
+For each payload, the SDK enters the sandbox six times to get the context of its conversion. Lucius converts all
+payloads alike and stores none elsewhere, and these calls alone were a fifth of a worker's Python time. Moreover, the
+SDK compiles the same few lines each time it runs them in the sandbox.
 
-And it lets a pool of threads take turns at what only one of them can do at a time, so as to find out about a workflow
-that hangs. Ours compute, for a millisecond or so, as whatever else decides about jobs does in the event loop.
+Finally, it runs workflow tasks in a pool of threads, although only one can run at a time, to detect workflows that
+hang. Job workflows compute for about a millisecond, so they run in the event loop, as all other decisions do.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class InTheLoop(ThreadPoolExecutor):
-    """One without threads: what is submitted runs in a turn of the event loop of its own."""
+class EventLoopExecutor(ThreadPoolExecutor):
+    """Executor without threads: each submitted function runs in its own turn of the event loop."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         loop = asyncio.get_running_loop()
@@ -36,11 +36,11 @@ class InTheLoop(ThreadPoolExecutor):
         def run() -> None:
             try:
                 result = fn(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it is for who waits for it
+            except BaseException as error:  # noqa: BLE001 - passed on to the waiting caller
                 asyncio._set_running_loop(loop)
                 future.set_exception(error)
             else:
-                asyncio._set_running_loop(loop)  # a workflow is a loop of its own, and leaves none behind
+                asyncio._set_running_loop(loop)  # a workflow sets its own event loop, and leaves none set
                 future.set_result(result)
 
         loop.call_soon(run)

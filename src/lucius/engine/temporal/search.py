@@ -1,4 +1,4 @@
-"""What workflows can be searched by in Temporal's own console and CLI."""
+"""Search attributes of job workflows, for Temporal's console and CLI."""
 
 from datetime import timedelta
 
@@ -9,7 +9,7 @@ from temporalio.client import Client
 from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
-from lucius.core.model import JobStatus
+from lucius.core.model.statuses import JobStatus
 
 log = structlog.get_logger(__name__)
 
@@ -24,9 +24,9 @@ KINDS = {
     STATE.name: IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
     LANE.name: IndexedValueType.INDEXED_VALUE_TYPE_INT,
 }
-BY_ALL = " and ".join((f"{TENANT.name}=''", f"{PROTOCOL.name}=''", f"{STATE.name}=''", f"{LANE.name}=0"))
-"""A server refuses a search by what it does not know, or knows as something else."""
-CALL_SECONDS = timedelta(seconds=5)
+ALL_ATTRIBUTES_QUERY = " and ".join((f"{TENANT.name}=''", f"{PROTOCOL.name}=''", f"{STATE.name}=''", f"{LANE.name}=0"))
+"""Query that a server refuses if it does not know one of the attributes, or knows it with another type."""
+REQUEST_TIMEOUT = timedelta(seconds=5)
 _USUAL = frozenset({"", JobStatus.QUEUED, JobStatus.DISPATCHING, JobStatus.IN_PROGRESS})
 NO_ANSWER = frozenset(
     {
@@ -40,25 +40,28 @@ NO_ANSWER = frozenset(
 
 
 def state_of(status: str) -> str:
-    """What comes and goes within seconds is told as one."""
+    """Return the state to show for a job status. Those that last only seconds are shown as one."""
     return str(JobStatus.IN_PROGRESS if status in _USUAL else status)
 
 
 async def make_searchable(client: Client) -> bool:
-    """Whether the server knows our attributes, if need be because we told it. It may not let us, as Temporal Cloud does
-    not: then somebody adds them there. Raises RPCError if it does not answer."""
+    """Register the search attributes if the server lacks them; return whether it knows them now.
+
+    The server may refuse, as Temporal Cloud does: then an operator has to add them there. Raises RPCError if it does
+    not answer.
+    """
     if not await _why_unknown(client):
         return True
     added = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=KINDS)
     reason = ""
     try:
-        await client.operator_service.add_search_attributes(added, timeout=CALL_SECONDS)
+        await client.operator_service.add_search_attributes(added, timeout=REQUEST_TIMEOUT)
     except RPCError as error:
         reason = error.message
     unknown = await _why_unknown(client)
     if unknown:
         log.warning(
-            "Temporal can't search jobs by our attributes: add them there, and start anew",
+            "Temporal does not know the search attributes: add them there and restart",
             reason=reason or unknown,
             attributes={name: IndexedValueType.Name(kind) for name, kind in KINDS.items()},
         )
@@ -67,7 +70,7 @@ async def make_searchable(client: Client) -> bool:
 
 async def _why_unknown(client: Client) -> str:
     try:
-        await client.count_workflows(BY_ALL, rpc_timeout=CALL_SECONDS)
+        await client.count_workflows(ALL_ATTRIBUTES_QUERY, rpc_timeout=REQUEST_TIMEOUT)
     except RPCError as error:
         if error.status in NO_ANSWER:
             raise

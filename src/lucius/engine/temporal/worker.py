@@ -1,7 +1,6 @@
-"""The process that runs workflows and their activities: it connects, works, and lets go of what it has in order."""
+"""Temporal worker of this process: connects, runs workflows and activities, and shuts down in order."""
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -15,28 +14,30 @@ from temporalio.worker import PollerBehaviorAutoscaling, Worker
 from temporalio.worker.workflow_sandbox import SandboxRestrictions
 from temporalio.workflow import NondeterminismError
 
-from lucius import __version__
-from lucius.core.tools import Tools
-from lucius.engine.temporal.activities import BEATS_EVERY, Activities
-from lucius.engine.temporal.outages import Outages
-from lucius.engine.temporal.rules import rules
-from lucius.engine.temporal.runner import InTheLoop, JobRunner
+from lucius.backoff import Backoff
+from lucius.core.model.tools import Tools
+from lucius.engine.temporal.activities import HEARTBEAT_INTERVAL, Activities
+from lucius.engine.temporal.error_interceptor import ErrorInterceptor
+from lucius.engine.temporal.runner import EventLoopExecutor, JobRunner
 from lucius.engine.temporal.workflow import JobWorkflow
+from lucius.engine.temporal.workflow_tools import workflow_tools
+from lucius.version import __version__
 
 log = structlog.get_logger(__name__)
 
-FIRST_BACKOFF, MAX_BACKOFF = 0.2, 10.0
-LOOK_SECONDS, ANSWERS_WITHIN = 1.0, timedelta(seconds=2)
-AWAY = "Temporal does not answer: the log says why"  # the reason names hosts, and anyone may ask for our troubles
+FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 10.0
+CHECK_INTERVAL_SECONDS, ANSWER_TIMEOUT = 1.0, timedelta(seconds=2)
+AWAY_MESSAGE = "Temporal does not answer: see the log for the reason"
+"""The reason names hosts, and readiness checks are public."""
 PASSED_THROUGH = ("lucius", "msgspec", "cel_expr_python", "jsonschema_rs", "structlog", "rfc8785")
 
 
 class NoNamespace(RuntimeError):
-    """Temporal answers, and does not know ours. Its name is no secret."""
+    """Raised if Temporal answers but does not know the namespace. The message may be public."""
 
 
 class Slots(Struct, frozen=True, kw_only=True):
-    """How much one process takes on, and how long it may take to let go of it."""
+    """Limits for the concurrent work of one process, and its time to shut down."""
 
     workflows: int = 100
     activities: int = 100
@@ -62,7 +63,7 @@ class TemporalWorker:
         self._polls = False
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        rules.tools = tools
+        workflow_tools.tools = tools
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._work(), name="lucius-temporal-worker")
@@ -75,7 +76,7 @@ class TemporalWorker:
         return {"temporal": self._trouble} if self._trouble else {}
 
     async def stop(self, grace: float) -> None:
-        """Polls no more; what is under way may end, for so long."""
+        """Stop polling; let running tasks finish for `grace` seconds."""
         self._stopping.set()
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=grace + 1 if self._polls else 0)
@@ -83,29 +84,30 @@ class TemporalWorker:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _work(self) -> None:
-        backoff = FIRST_BACKOFF
+        backoff = Backoff(FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
         while not self._stopping.is_set():
             try:
                 client = await self._connect()
-                await _ask(client)  # the SDK only finds out when it has begun, and says it in a page
+                await _ask(client)  # the SDK notices only after it has started, and logs a long traceback
                 worker = self._worker(client)
                 try:
                     async with worker:
-                        self._polls, backoff = True, FIRST_BACKOFF
+                        self._polls = True
+                        backoff.went_well()
                         await self._watch(client)
                 finally:
                     _let_go(worker)
-            except Exception as error:  # whatever it is: who gave up would never work again
+            except Exception as error:  # any error: without a retry this process would never work again
                 self._polls, self._trouble = False, _in_public(error)
+                pause = backoff.pause()
                 unheard_of = not isinstance(error, RPCError | RuntimeError | OSError)
                 log.warning(
-                    "can't work for Temporal, will try again", reason=str(error), seconds=backoff, exc_info=unheard_of
+                    "Temporal worker failed, will try again", reason=str(error), seconds=pause, exc_info=unheard_of
                 )
-                await asyncio.sleep(random.uniform(0.5, 1) * backoff)
-                backoff = min(backoff * 2, MAX_BACKOFF)
+                await asyncio.sleep(pause)
 
     async def _watch(self, client: Client) -> None:
-        """Until told to stop. The SDK polls for ever and does not say that nobody answers: so we ask."""
+        """Check Temporal until stopped: the SDK polls for ever and does not report that Temporal is unreachable."""
         while not self._stopping.is_set():
             trouble = ""
             try:
@@ -113,10 +115,10 @@ class TemporalWorker:
             except (RPCError, NoNamespace) as error:
                 trouble = _in_public(error)
                 if not self._trouble:
-                    log.warning("nothing comes from Temporal", reason=str(error))
+                    log.warning("Temporal check failed", reason=str(error))
             self._trouble = trouble
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(CHECK_INTERVAL_SECONDS):
                     await self._stopping.wait()
 
     def _worker(self, client: Client) -> Worker:
@@ -136,8 +138,8 @@ class TemporalWorker:
                 does.publish_to_bus,
                 does.external_call,
             ],
-            interceptors=[Outages()],
-            workflow_task_executor=InTheLoop(max_workers=1),
+            interceptors=[ErrorInterceptor()],
+            workflow_task_executor=EventLoopExecutor(max_workers=1),
             workflow_runner=JobRunner(restrictions=restrictions),
             workflow_failure_exception_types=[NondeterminismError],  # the ledger has all that the next run needs
             max_cached_workflows=self._slots.cached,
@@ -146,17 +148,17 @@ class TemporalWorker:
             max_concurrent_local_activities=self._slots.activities,
             workflow_task_poller_behavior=pollers,
             activity_task_poller_behavior=pollers,
-            max_heartbeat_throttle_interval=BEATS_EVERY,  # or the SDK holds back all but one in 24 s
+            max_heartbeat_throttle_interval=HEARTBEAT_INTERVAL,  # else the SDK sends only one in 24 s
             graceful_shutdown_timeout=timedelta(seconds=self._slots.drain_seconds),
             build_id=f"lucius-{__version__}",  # else it reads and hashes every module that is loaded, for seconds
         )
 
 
 async def _ask(client: Client) -> None:
-    """Whether Temporal is there, and our namespace in it. Raises RPCError or NoNamespace if not."""
+    """Check that Temporal answers and knows the namespace. Raises RPCError or NoNamespace if not."""
     asked = DescribeNamespaceRequest(namespace=client.namespace)
     try:
-        await client.workflow_service.describe_namespace(asked, timeout=ANSWERS_WITHIN)
+        await client.workflow_service.describe_namespace(asked, timeout=ANSWER_TIMEOUT)
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             raise NoNamespace(f"namespace {client.namespace} does not exist in Temporal") from error
@@ -164,11 +166,13 @@ async def _ask(client: Client) -> None:
 
 
 def _let_go(worker: Worker) -> None:
-    """One that failed to start is left by the SDK on the client's list, which takes no other of the same task queue.
-    One that did start has been taken off, and has nothing more to be told."""
+    """Shut down a worker that failed to start: the SDK leaves it registered, and refuses another for its task queue.
+
+    For a worker that did start this has no effect, as the SDK has removed it.
+    """
     with suppress(AttributeError):
         worker._bridge_worker.initiate_shutdown()
 
 
 def _in_public(error: Exception) -> str:
-    return str(error) if isinstance(error, NoNamespace) else AWAY
+    return str(error) if isinstance(error, NoNamespace) else AWAY_MESSAGE

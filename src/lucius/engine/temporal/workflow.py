@@ -1,13 +1,24 @@
-"""One workflow for each job: it holds the job, feeds `decide` with what happens, and writes each decision down.
+"""Workflow side of the Temporal engine: holds one job, feeds inputs to `decide` and records each decision.
 
-Each decision is projected into the ledger by a local activity before anything follows from it, so that an attempt and
-its lease are known before its directive leaves. A worker that dies in between leaves the ledger ahead of Temporal's
-history. Whoever goes on finds that out from the version, takes the ledger's word for what was decided, and feeds what
-it had in hand once more: the fence on attempts makes that safe.
+The plain route of a callback or hand-over is: inbox row → signal → decide → project. `engine.py` has the first two
+steps; the others are here:
+
+3. A signal method puts the message into the workflow's queue, and `_decide_next` takes it and asks `decide_all`.
+4. `_project` has a local activity (`activities.py`) commit the decision to the ledger and delete the inbox row:
+   `project`, or `record_attempt_lease` if a directive is to be handed over. Then `_advance` starts what follows.
+
+With shortcuts, an activity's result may also have messages that are to be decided here before their signals arrive, and
+decisions that the activity took itself: see `early_messages.py`. On the plain route it has neither.
+
+Each decision is projected before anything follows from it, so that an attempt and its lease are known before its
+directive leaves. A worker that dies in between leaves the ledger ahead of Temporal's
+history. The next worker detects that by the version, adopts the ledger's state, and decides about its pending inputs
+again: the fence on attempts makes that safe.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
@@ -15,330 +26,358 @@ from temporalio.exceptions import ApplicationError
 with workflow.unsafe.imports_passed_through():
     from msgspec.structs import replace
 
-    from lucius.core.decide import decide_all
-    from lucius.core.decision import Applied, CallbackReply, Decision, Env, JobView, MissingSteps, Refused
-    from lucius.core.inputs import DeadlinePassed, Input, Start
-    from lucius.core.model import NEVER, Disposition, Instant, JobStatus, StepStatus
-    from lucius.core.restore import restored
-    from lucius.core.routing import topic
-    from lucius.engine.temporal.further import env_of, id_of
-    from lucius.engine.temporal.hand_overs import LEDGER_SECONDS, PATIENT, HandOvers
-    from lucius.engine.temporal.mail import Mail, Waiting
-    from lucius.engine.temporal.parts import Wanted, joined
-    from lucius.engine.temporal.rules import rules
-    from lucius.engine.temporal.search import STATE, state_of
-    from lucius.engine.temporal.wire import (
-        ACT,
-        WORKFLOW,
-        Answer,
-        Begin,
-        HandOver,
-        Happened,
-        Loaded,
-        Projected,
-        Turn,
-        advanced,
-        digest,
+    from lucius.core.decide.decide import decide_all
+    from lucius.core.decide.resync import decide_restore
+    from lucius.core.model.decision import Applied, CallbackReply, Decision, Env, JobSnapshot, MissingSteps, Refused
+    from lucius.core.model.inputs import Cancel, DeadlinePassed, Input, Start
+    from lucius.core.model.records import NEVER, Instant
+    from lucius.core.model.routing import topic
+    from lucius.core.model.statuses import Disposition, JobStatus, StepStatus
+    from lucius.engine.temporal.cancellation import UncancelledAwait
+    from lucius.engine.temporal.deterministic_env import derive_id
+    from lucius.engine.temporal.early_messages import EarlyMessages
+    from lucius.engine.temporal.messages import (
+        ACT_UPDATE,
+        WORKFLOW_TYPE,
+        ActResult,
+        HandoverRequest,
+        JobMessage,
+        LoadedJob,
+        ProjectionResult,
+        WorkflowArgs,
+        advance_snapshot,
+        decode_input,
+        encode_replies,
         is_due,
-        packed_replies,
-        projection,
-        unpack,
+        make_projection,
     )
+    from lucius.engine.temporal.paged_state import LoadStepsRequest, joined
+    from lucius.engine.temporal.search import STATE, state_of
+    from lucius.engine.temporal.workflow_handover import LEDGER_TIMEOUT, UNLIMITED_RETRIES, HandoverTasks
+    from lucius.engine.temporal.workflow_inbox import PendingInput, WorkflowInbox
+    from lucius.engine.temporal.workflow_tools import workflow_tools
 
-LOOK_AGAIN_MS = 1_000
+DECIDE_AGAIN_MS = 1_000
 GAP_MS = 5_000
-MOST_ACTS = 8
-LONGEST_TIMER_MS = 30 * 86_400_000
+MAX_RECENT_ACTS = 8
+MAX_TIMER_MS = 30 * 86_400_000
+CANCELLED_BY = "operator via Temporal"
+
+T = TypeVar("T")
 
 
-@workflow.defn(name=WORKFLOW)
+@workflow.defn(name=WORKFLOW_TYPE)
 class JobWorkflow:
     @workflow.init
-    def __init__(self, begin: Begin) -> None:
-        self._begin = begin
+    def __init__(self, args: WorkflowArgs) -> None:
+        self._args = args
         self._env = Env(
-            new_id=self._new_id, jitter=workflow.random().random, defaults=begin.defaults, tools=rules.tools
+            new_id=self._new_id, jitter=workflow.random().random, defaults=args.defaults, tools=workflow_tools.tools
         )
         self._ids = 0
-        self._view: JobView | None = None
-        self._mail = Mail()
-        self._hand_overs = HandOvers(begin.publishes, self._mail.hear, lambda: self._take_up(self._job))
+        self._snapshot: JobSnapshot | None = None
+        self._inbox = WorkflowInbox()
+        self._early = EarlyMessages(self._inbox, args.defaults)
+        self._handovers = HandoverTasks(args.publishes, self._receive, lambda: self._start_handovers(self._job))
         self._timer: asyncio.Task[None] | None = None
-        self._rings_at: Instant | None = None
-        self._in_doubt, self._doubts, self._gone = False, 0, False
-        self._hurried_in = 0
-        """The length of the history in whose task somebody waits for an answer."""
-        self._away_until: Instant = 0
-        self._looks_again_at: Instant = 0
-        self._told_state = state_of(workflow.info().typed_search_attributes.get(STATE, ""))
+        self._timer_at: Instant | None = None
+        self._must_compare, self._failed_restores, self._is_gone = False, 0, False
+        self._has_cancel = False
+        self._downtime_end: Instant = 0
+        self._decide_again_at: Instant = 0
+        self._shown_state = state_of(workflow.info().typed_search_attributes.get(STATE, ""))
 
     @workflow.run
-    async def run(self, begin: Begin) -> str:
-        loaded = _view(begin.job) if begin.job is not None else await self._load()
+    async def run(self, args: WorkflowArgs) -> str:
+        loaded = _to_snapshot(args.job) if args.job is not None else await self._load()
         if loaded is None:
             return "GONE"
-        self._view = loaded
+        self._snapshot = loaded
         if loaded.job.status is JobStatus.QUEUED:
-            self._mail.add(Waiting(Start()), first=True)
-        self._take_up(loaded)
+            self._inbox.add(PendingInput(Start()), first=True)
+        self._start_handovers(loaded)
         while True:
-            while self._has_work() and not self._gone:
-                if self._in_doubt:
+            while self._has_work() and not self._is_gone:
+                if self._must_compare:
                     await self._compare()
                 else:
-                    await self._turn()
-            if self._gone:
-                _tell(self._mail.take_all(), Answer(packed_replies((Refused("JOB_NOT_FOUND", "the job is gone"),))))
-                await workflow.wait_condition(workflow.all_handlers_finished)
+                    await self._decide_next()
+            if self._is_gone:
+                _answer(
+                    self._inbox.take_all(), ActResult(encode_replies((Refused("JOB_NOT_FOUND", "the job is gone"),)))
+                )
+                while not workflow.all_handlers_finished():
+                    await self._unless_cancelled(workflow.wait_condition(workflow.all_handlers_finished))
                 return "GONE"
-            if self._is_over():
-                return self._end()
-            if self._may_begin_anew():
-                workflow.continue_as_new(replace(begin, job=None))
+            if self._can_end():
+                return self._result()
+            if self._can_continue_as_new():
+                workflow.continue_as_new(replace(args, job=None))
             self._set_timer()
-            await workflow.wait_condition(self._has_news)
+            await self._unless_cancelled(workflow.wait_condition(self._is_woken))
 
-    # What Temporal tells us
+    # Signals, updates and queries
 
     @workflow.signal(name="step_ack")
-    def step_ack(self, said: list[Happened]) -> None:
-        self._mail.hear(said)
+    def step_ack(self, messages: list[JobMessage]) -> None:
+        self._receive(messages)
 
     @workflow.signal(name="step_result")
-    def step_result(self, said: list[Happened]) -> None:
-        self._mail.hear(said)
+    def step_result(self, messages: list[JobMessage]) -> None:
+        self._receive(messages)
 
     @workflow.signal(name="heartbeat")
-    def heartbeat(self, said: list[Happened]) -> None:
-        self._mail.hear(said)
+    def heartbeat(self, messages: list[JobMessage]) -> None:
+        self._receive(messages)
 
     @workflow.signal(name="handed_over")
-    def handed_over(self, said: list[Happened]) -> None:
-        self._mail.hear(said)
+    def handed_over(self, messages: list[JobMessage]) -> None:
+        self._receive(messages)
 
-    @workflow.signal(name="look")
-    def look(self, said: list[Happened]) -> None:
-        """What was told before and may not have been heard; or somebody doubts that the ledger has what we know."""
-        if not said:
-            self._in_doubt = True
-            self._mail.expect_no_more()
-        self._mail.hear(said, again=True)
+    @workflow.signal(name="resync")
+    def resync(self, messages: list[JobMessage]) -> None:
+        """Receive messages redelivered from the inbox; without any, compare this job with the ledger."""
+        if not messages:
+            self._must_compare = True
+            self._early.forget()
+        self._inbox.receive(messages, redelivered=True)
 
-    @workflow.update(name=ACT)
-    async def act(self, asked: Happened) -> Answer:
-        """What a person does; answered when it is in the ledger. Who can't read what goes to another job can still send
-        it to this one: it says which job it is for."""
-        if asked.letter and asked.letter != f"{self._begin.job_id}/{ACT}":
+    def _receive(self, messages: Sequence[JobMessage]) -> None:
+        """Queue the messages of a signal or a hand-over."""
+        self._inbox.receive(self._early.without_early(messages))
+
+    @workflow.update(name=ACT_UPDATE)
+    async def act(self, message: JobMessage) -> ActResult:
+        """Apply a request of a client or operator; return the replies once the decision is in the ledger.
+
+        The message names its job: even without the key, a payload that was encrypted for one job's workflow could be
+        sent to another's. Raises ApplicationError for a message to another job.
+        """
+        if message.message_id and message.message_id != f"{self._args.job_id}/{ACT_UPDATE}":
             raise ApplicationError("this was asked of another job", type="FOREIGN", non_retryable=True)
-        self._hurried_in = workflow.info().get_current_history_length()
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._early.note_update()
+        answer: asyncio.Future[ActResult] = asyncio.get_running_loop().create_future()
         about = workflow.current_update_info()
-        self._mail.add(Waiting(unpack(asked), answer=answer, act_id=about.id if about else ""))
+        self._inbox.add(PendingInput(decode_input(message), answer=answer, act_id=about.id if about else ""))
         return await answer
 
     @workflow.query(name="status")
     def status(self) -> str:
-        return "" if self._view is None else str(self._view.job.status)
+        return "" if self._snapshot is None else str(self._snapshot.job.status)
+
+    def _take_cancel(self) -> bool:
+        """Turn a cancellation of the workflow into one of the job; return whether there was a new one.
+
+        If there was none, the workflow is being evicted from its worker's memory.
+        """
+        if self._has_cancel or not workflow.in_workflow():
+            return False
+        reason = workflow.cancellation_reason()
+        if reason is None:
+            return False
+        self._has_cancel = True
+        # with an answer to resolve, it is decided about alone
+        answer: asyncio.Future[ActResult] = asyncio.get_running_loop().create_future()
+        self._inbox.add(PendingInput(Cancel(CANCELLED_BY, reason), answer=answer))
+        return True
+
+    async def _unless_cancelled(self, done: Awaitable[None]) -> None:
+        """Await `done`, or return at once if the workflow is cancelled meanwhile."""
+        try:
+            await done
+        except asyncio.CancelledError:
+            if not self._take_cancel():
+                raise
+
+    async def _ask_ledger(self, activity: str, argument: object, result_type: type[T]) -> T:
+        """Run a local activity to its end, even if the workflow is cancelled meanwhile; return its result."""
+        handle: workflow.ActivityHandle[Any] = workflow.start_local_activity(
+            activity,
+            argument,
+            result_type=result_type,
+            start_to_close_timeout=LEDGER_TIMEOUT,
+            retry_policy=UNLIMITED_RETRIES,
+        )
+        result: T = await UncancelledAwait(handle, self._take_cancel)
+        return result
 
     # Deciding
 
     def _new_id(self) -> str:
         self._ids += 1
-        return id_of(workflow.info().run_id, self._job.job, self._ids)
+        return derive_id(workflow.info().run_id, self._job.job, self._ids)
 
     @property
-    def _job(self) -> JobView:
-        assert self._view is not None
-        return self._view
+    def _job(self) -> JobSnapshot:
+        assert self._snapshot is not None
+        return self._snapshot
 
-    async def _turn(self) -> None:
-        """One decision, and what follows from it."""
-        batch = self._mail.take()
-        if batch and batch[0].act_id and batch[0].act_id in self._job.job.recent_acts:  # by a task that was lost
-            _tell(batch, Answer(packed_replies((Applied(),))))
+    async def _decide_next(self) -> None:
+        """Decide about the next inputs, or a deadline; project the decision and act on it."""
+        batch = self._inbox.take()
+        if batch and batch[0].act_id and batch[0].act_id in self._job.job.recent_acts:  # in a lost task
+            _answer(batch, ActResult(encode_replies((Applied(),))))
             return
-        self._ids = 0
-        now = max(_now(), self._job.job.updated_at, self._away_until)
-        inputs: list[Input] = [waiting.happened for waiting in batch]
-        if not batch and is_due(self._job.job, now):
-            inputs.append(DeadlinePassed(self._resumed_at(now)))
+        now = max(_now(), self._job.job.updated_at, self._downtime_end)
         try:
-            decision = decide_all(self._job, inputs, now, self._env)
+            decision = self._decide(batch, now)
         except MissingSteps as missing:
-            self._mail.put_back(batch)
+            self._inbox.put_back(batch)
             await self._load_more(missing.step_ids)
             return
-        if batch and self._mail.is_old_news(batch[0], decision):
-            decision = decide_all(self._job, (), now, self._env)
-        doubted = self._mail.is_doubtful and bool(batch and batch[0].letter) and _is_repeated(decision)
-        if batch and batch[0].act_id:
-            acts = (*decision.job.recent_acts, batch[0].act_id)[-MOST_ACTS:]
-            decision = replace(decision, job=replace(decision.job, recent_acts=acts))
-        letters = (*(waiting.letter for waiting in batch if waiting.letter), *self._mail.take_still_there())
-        if decision.changes or letters:
-            found = await self._project(decision, letters, doubted=doubted)
-            if found.is_old:
-                self._mail.is_recorded(letters)
+        may_be_repeat = self._inbox.is_uncertain and bool(batch and batch[0].message_id) and _is_repeated(decision)
+        message_ids = (*(pending.message_id for pending in batch if pending.message_id), *self._inbox.take_stored_ids())
+        if decision.changes or message_ids:
+            result = await self._project(decision, message_ids, may_be_repeat=may_be_repeat)
+            if not _is_committed(result):
+                await self._take_refusal(result, batch, message_ids)
                 return
-            if found.ledger is not None:
-                self._mail.put_back(batch)
-                await self._reconcile(found.ledger)
-                return
-            if found.away:
-                self._mail.put_back(batch)
-                self._away_until = found.away
-                return
-            if found.full is not None:
-                _tell(batch, Answer(full=found.full))
-                self._mail.is_over(letters)
-                return
-            self._went_on(decision, letters)
-            for turn in found.turns:
-                self._follow(turn)
-            self._mail.hear_ahead(found.heard)
+            self._advance(decision, message_ids)
+            for inline in result.inline_decisions:
+                self._advance(self._early.repeat(inline, self._job))
+            self._early.receive(result.early_messages)
         elif not batch:
-            self._looks_again_at = now + LOOK_AGAIN_MS  # nothing came of it: time alone may change that
-        for waiting, reply in zip(batch, decision.replies, strict=False):
-            _tell([waiting], Answer(packed_replies((reply,))))
+            self._decide_again_at = now + DECIDE_AGAIN_MS  # nothing changed: only time may change that
+        for pending, reply in zip(batch, decision.replies, strict=False):
+            _answer([pending], ActResult(encode_replies((reply,))))
 
-    def _follow(self, turn: Turn) -> None:
-        """What was decided in our name when services answered at once."""
-        env = env_of(workflow.info().run_id, self._job.job, self._begin.defaults, rules.tools)
-        decision = decide_all(self._job, [unpack(happened) for happened in turn.happened], turn.at, env)
-        if digest(decision) != turn.decided:
-            raise workflow.NondeterminismError("another version of the rules decided otherwise")
-        self._mail.was_decided(turn)
-        self._went_on(decision)
+    def _decide(self, batch: Sequence[PendingInput], now: Instant) -> Decision:
+        """Return the decision about these inputs, or about a deadline if there are none. Raises MissingSteps."""
+        self._ids = 0
+        inputs: list[Input] = [pending.value for pending in batch]
+        if not batch and is_due(self._job.job, now):
+            inputs.append(DeadlinePassed(self._resumed_at(now)))
+        decision = decide_all(self._job, inputs, now, self._env)
+        if not batch:
+            return decision
+        if self._inbox.is_own_duplicate(batch[0], decision):
+            decision = decide_all(self._job, (), now, self._env)
+        if batch[0].act_id:
+            acts = (*decision.job.recent_acts, batch[0].act_id)[-MAX_RECENT_ACTS:]
+            decision = replace(decision, job=replace(decision.job, recent_acts=acts))
+        return decision
+
+    async def _take_refusal(
+        self, result: ProjectionResult, batch: Sequence[PendingInput], message_ids: tuple[str, ...]
+    ) -> None:
+        """Go on after a projection that was not committed; mostly the inputs are decided about again."""
+        if result.already_recorded:
+            self._inbox.mark_recorded(message_ids)
+        elif result.ledger is not None:
+            self._inbox.put_back(batch)
+            await self._reconcile(result.ledger)
+        elif result.downtime_end:
+            self._inbox.put_back(batch)
+            self._downtime_end = result.downtime_end
+        else:
+            _answer(batch, ActResult(limit_reached=result.limit_reached))
+            self._inbox.forget(message_ids)
 
     def _resumed_at(self, now: Instant) -> Instant:
-        """A clock that is heard long after it rang means that nobody was at work: no service is to blame for that."""
+        """Return the end of the downtime that delayed this deadline, 0 if none did: no service is to blame for it."""
         late = now - (self._job.job.due_at or now)
-        away, self._away_until = self._away_until, 0
-        return away or (now if late > GAP_MS else 0)
+        downtime_end, self._downtime_end = self._downtime_end, 0
+        return downtime_end or (now if late > GAP_MS else 0)
 
-    async def _load(self) -> JobView | None:
-        found: Loaded = await workflow.execute_local_activity(
-            "load_job",
-            self._begin.job_id,
-            result_type=Loaded,
-            start_to_close_timeout=LEDGER_SECONDS,
-            retry_policy=PATIENT,
-        )
-        return _view(found)
+    async def _load(self) -> JobSnapshot | None:
+        found: LoadedJob = await self._ask_ledger("load_job", self._args.job_id, LoadedJob)
+        return _to_snapshot(found)
 
     async def _load_more(self, step_ids: frozenset[str]) -> None:
-        """Of a job that is too large for one payload. One by one, so that no task answers with too many of them."""
-        found: Loaded = await workflow.execute_local_activity(
-            "load_steps",
-            Wanted(self._begin.job_id, sorted(step_ids)),
-            result_type=Loaded,
-            start_to_close_timeout=LEDGER_SECONDS,
-            retry_policy=PATIENT,
+        """Load steps of a job too large for one payload. The timer ends the task, which limits its size."""
+        found: LoadedJob = await self._ask_ledger(
+            "load_steps", LoadStepsRequest(self._args.job_id, sorted(step_ids)), LoadedJob
         )
-        self._view = joined(self._job, found)
-        await workflow.sleep(0.001)
+        self._snapshot = joined(self._job, found)
+        await self._unless_cancelled(workflow.sleep(0.001))
 
     async def _project(
-        self, decision: Decision, letters: tuple[str, ...], *, doubted: bool = False, hurries: bool = False
-    ) -> Projected:
-        rows = tuple(row for row in decision.outbox if not self._hand_overs.are_of(row))
+        self, decision: Decision, message_ids: tuple[str, ...], *, may_be_repeat: bool = False, is_urgent: bool = False
+    ) -> ProjectionResult:
+        rows = tuple(row for row in decision.outbox if not self._handovers.is_own(row))
         name = "record_attempt_lease" if any(row.is_ready for row in decision.outbox) else "project"
-        defaults = self._begin.defaults if self._job.asked is None else None  # or steps may be missing that it had
-        hurries = hurries or self._hurries() or is_due(decision.job, _now())
-        asked = replace(projection(decision, rows, letters), hurries=hurries, doubted=doubted, defaults=defaults)
-        found: Projected = await workflow.execute_local_activity(
-            name,
-            asked,
-            result_type=Projected,
-            start_to_close_timeout=LEDGER_SECONDS,
-            retry_policy=PATIENT,
-        )
-        if found.decided not in ("", asked.decided):  # the run ends, and another goes on from the ledger
+        projection = replace(make_projection(decision, rows, message_ids), may_be_repeat=may_be_repeat)
+        projection = self._early.allow(projection, self._job, is_urgent=is_urgent or is_due(decision.job, _now()))
+        result: ProjectionResult = await self._ask_ledger(name, projection, ProjectionResult)
+        if result.digest not in ("", projection.digest):  # this run ends, the next continues from the ledger
             raise workflow.NondeterminismError("another version of the rules decided otherwise")
-        return found
+        return result
 
-    def _went_on(self, decision: Decision, letters: tuple[str, ...] = ()) -> None:
-        self._view = advanced(self._job, decision)
-        self._hand_overs.start_ready(decision.outbox)
-        self._tell_state()
-        self._mail.is_recorded(letters)
+    def _advance(self, decision: Decision, message_ids: tuple[str, ...] = ()) -> None:
+        self._snapshot = advance_snapshot(self._job, decision)
+        self._handovers.start_ready(decision.outbox)
+        self._show_state()
+        self._inbox.mark_recorded(message_ids)
 
     async def _compare(self) -> None:
-        self._in_doubt = False
-        found: Projected = await workflow.execute_local_activity(
-            "compare",
-            self._job.job,
-            result_type=Projected,
-            start_to_close_timeout=LEDGER_SECONDS,
-            retry_policy=PATIENT,
-        )
+        self._must_compare = False
+        found: ProjectionResult = await self._ask_ledger("compare", self._job.job, ProjectionResult)
         if found.ledger is not None:
             await self._reconcile(found.ledger)
 
-    async def _reconcile(self, found: Loaded) -> None:
-        """If the ledger is ahead, somebody died who had written more than Temporal heard of: it is taken at its word.
-        If it is behind, it has lost something: it is told anew."""
-        view, known = _view(found), self._job
-        if view is not None and view.job.version >= known.job.version:
-            self._view = view
-            self._take_up(view)
-            self._mail.doubt()
-            return
-        if view is None and not known.job.live:  # dropped, as what has ended may be
-            self._gone = True
-            return
-        decision = restored(known, view, max(_now(), known.job.updated_at), self._env)
-        again = await self._project(decision, (), hurries=True)
-        if again.taken:
-            workflow.logger.error("another job has this job's key by now: it can't be told to the ledger anew")
-            self._gone = True
-        elif again.ledger is None:
-            workflow.logger.warning("the ledger was behind and has been told anew")
-            self._doubts = 0
-            self._went_on(decision)
-        else:  # somebody was faster
-            self._doubts = min(self._doubts + 1, 6)
-            await workflow.sleep(2.0**self._doubts)
-            self._in_doubt = True
+    async def _reconcile(self, found: LoadedJob) -> None:
+        """Adopt the ledger's state if it is ahead: a worker died after a commit that Temporal's history lacks.
 
-    def _take_up(self, view: JobView) -> None:
-        """What was decided before, by whoever it was, and may not have been seen to."""
-        for step in (view.steps[step_id] for step_id in view.job.active):
+        If it is behind, it has lost data: restore the job there.
+        """
+        stored, known = _to_snapshot(found), self._job
+        if stored is not None and stored.job.version >= known.job.version:
+            self._snapshot = stored
+            self._start_handovers(stored)
+            self._inbox.mark_uncertain()
+            return
+        if stored is None and not known.job.live:  # deleted, as ended jobs may be
+            self._is_gone = True
+            return
+        decision = decide_restore(known, stored, max(_now(), known.job.updated_at), self._env)
+        again = await self._project(decision, (), is_urgent=True)
+        if again.key_taken:
+            workflow.logger.error("another job has this job's idempotency key: it can't be restored to the ledger")
+            self._is_gone = True
+        elif again.ledger is None:
+            workflow.logger.warning("the ledger was behind, the job has been restored")
+            self._failed_restores = 0
+            self._advance(decision)
+        else:  # another process was faster
+            self._failed_restores = min(self._failed_restores + 1, 6)
+            await self._unless_cancelled(workflow.sleep(2.0**self._failed_restores))
+            self._must_compare = True
+
+    def _start_handovers(self, snapshot: JobSnapshot) -> None:
+        """Start the hand-overs that were decided before, perhaps in a lost task, and may not have been made."""
+        for step in (snapshot.steps[step_id] for step_id in snapshot.job.active):
             attempt, routing = step.attempt, step.attempt.routing
             if step.status is StepStatus.DISPATCHING and not attempt.held:
-                where = topic(self._begin.defaults.topic_layout, routing.resolved_mode, routing.lane)
-                self._hand_overs.start(
-                    HandOver(step.job_id, step.step_id, attempt.attempt_no, attempt.lease_id, step.service, where)
+                where = topic(self._args.defaults.topic_layout, routing.resolved_mode, routing.lane)
+                self._handovers.start(
+                    HandoverRequest(
+                        step.job_id, step.step_id, attempt.attempt_no, attempt.lease_id, step.service, where
+                    )
                 )
 
     # Time
 
-    def _hurries(self) -> bool:
-        """What an act came to is told when the task ends, and only then a new run begins, and signals come that were
-        heard before; and while there is enough to do, nobody waits for more."""
-        about = workflow.info()
-        acted = self._hurried_in == about.get_current_history_length()
-        return acted or self._mail.waits or self._mail.is_far_ahead or about.is_continue_as_new_suggested()
-
     def _has_work(self) -> bool:
         now = _now()
-        return self._mail.has_work or self._in_doubt or (is_due(self._job.job, now) and now >= self._looks_again_at)
+        return (
+            self._inbox.has_work or self._must_compare or (is_due(self._job.job, now) and now >= self._decide_again_at)
+        )
 
-    def _has_news(self) -> bool:
+    def _is_woken(self) -> bool:
         if self._has_work() or self._wants_timer():
             return True
-        return self._is_over() or self._may_begin_anew()
+        return self._can_end() or self._can_continue_as_new()
 
     def _due_at(self) -> Instant | None:
         job = self._job.job
         if not job.live or job.due_at is None or job.due_at >= NEVER:
             return None
-        return max(job.due_at, self._looks_again_at)
+        return max(job.due_at, self._decide_again_at)
 
     def _wants_timer(self) -> bool:
-        """One that rings too early costs less than one that is set anew each time."""
+        """Return whether to set a timer. One that fires too early costs less than replacing it each time."""
         due_at = self._due_at()
-        return due_at is not None and (self._rings_at is None or self._rings_at > due_at)
+        return due_at is not None and (self._timer_at is None or self._timer_at > due_at)
 
     def _set_timer(self) -> None:
         due_at = self._due_at()
@@ -346,60 +385,65 @@ class JobWorkflow:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._rings_at = min(due_at, _now() + LONGEST_TIMER_MS)
-        self._timer = asyncio.create_task(self._ring(self._rings_at))
+        self._timer_at = min(due_at, _now() + MAX_TIMER_MS)
+        self._timer = asyncio.create_task(self._run_timer(self._timer_at))
 
-    async def _ring(self, at: Instant) -> None:
+    async def _run_timer(self, at: Instant) -> None:
         await workflow.sleep(max(1, at - _now()) / 1000)
-        self._rings_at = self._timer = None
+        self._timer_at = self._timer = None
 
-    def _may_begin_anew(self) -> bool:
-        """Before the history grows large, when nothing is under way that would be lost."""
+    def _can_continue_as_new(self) -> bool:
+        """Return whether to continue as new: the history is large, and nothing is under way that would be lost."""
         return workflow.info().is_continue_as_new_suggested() and not self._is_busy()
 
     # The end
 
     def _is_busy(self) -> bool:
-        return self._hand_overs.under_way or self._mail.is_ahead or not workflow.all_handlers_finished()
+        return self._handovers.under_way or self._early.awaits_signals or not workflow.all_handlers_finished()
 
-    def _is_over(self) -> bool:
-        """Temporal lets no workflow end that has signals to hear: its last task would be lost with all that it did."""
+    def _can_end(self) -> bool:
+        """Return whether the workflow may end. With signals undelivered, Temporal would discard its last task."""
         return not self._job.job.live and not self._is_busy()
 
-    def _tell_state(self) -> None:
-        """If it is another: each time costs an event."""
+    def _show_state(self) -> None:
+        """Update the search attribute if the state has changed: each update costs an event."""
         state = state_of(self._job.job.status)
-        if self._begin.searchable and state != self._told_state:
-            self._told_state = state
+        if self._args.searchable and state != self._shown_state:
+            self._shown_state = state
             workflow.upsert_search_attributes([STATE.value_set(state)])
 
-    def _end(self) -> str:
+    def _result(self) -> str:
         job = self._job.job
         if job.status is JobStatus.FAILED_FINAL:
-            said = f"{job.error.code}: {job.error.message}" if job.error else "the job failed"
-            raise ApplicationError(said, type=str(job.status), non_retryable=True)
+            message = f"{job.error.code}: {job.error.message}" if job.error else "the job failed"
+            raise ApplicationError(message, type=str(job.status), non_retryable=True)
         return str(job.status)
 
 
-def _view(loaded: Loaded) -> JobView | None:
+def _to_snapshot(loaded: LoadedJob) -> JobSnapshot | None:
     if loaded.job is None or loaded.protocol is None:
         return None
     asked = None if loaded.asked is None else frozenset(loaded.asked)
-    return JobView(loaded.job, loaded.protocol, {step.step_id: step for step in loaded.steps}, asked)
+    return JobSnapshot(loaded.job, loaded.protocol, {step.step_id: step for step in loaded.steps}, asked)
 
 
-def _tell(batch: Sequence[Waiting], answer: Answer) -> None:
-    for waiting in batch:
-        if waiting.answer is not None and not waiting.answer.done():
-            waiting.answer.set_result(answer)
+def _is_committed(result: ProjectionResult) -> bool:
+    refused = result.already_recorded or result.ledger is not None or result.downtime_end
+    return not refused and result.limit_reached is None
+
+
+def _answer(batch: Sequence[PendingInput], answer: ActResult) -> None:
+    for pending in batch:
+        if pending.answer is not None and not pending.answer.done():
+            pending.answer.set_result(answer)
 
 
 def _now() -> Instant:
-    """In a task, only local activities make it pass."""
+    """Return the workflow's time; within a task, it advances only with local activities."""
     return round(workflow.now().timestamp() * 1000)
 
 
 def _is_repeated(decision: Decision) -> bool:
-    """Whether it notes what changes nothing, and may have been noted before."""
+    """Return whether the decision records a callback without effect, which may have been recorded before."""
     replies = (reply for reply in decision.replies if isinstance(reply, CallbackReply))
     return any(reply.disposition is not Disposition.APPLIED for reply in replies)

@@ -1,0 +1,1 @@
+"""Admission caches, which remember for a moment which counters the ledger found full."""

@@ -1,0 +1,1 @@
+"""Stores for archive files of finished jobs."""

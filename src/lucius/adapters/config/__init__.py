@@ -1,0 +1,1 @@
+"""The configuration file, read at start and again whenever it changes."""

@@ -1,0 +1,1 @@
+"""CEL expressions, templates and JSON Schemas, as the core uses them."""

@@ -1,0 +1,1 @@
+"""Ledgers: one package per store, beside modules that all stores share."""

@@ -1,0 +1,1 @@
+"""Ledger in memory, for simulations and tests."""

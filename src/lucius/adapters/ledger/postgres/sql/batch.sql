@@ -1,0 +1,2 @@
+-- name: commit
+SELECT commit_1({placeholders});

@@ -1,0 +1,2 @@
+-- name: count_objects
+SELECT count(*) FROM sqlite_master;

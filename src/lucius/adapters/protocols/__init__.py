@@ -1,0 +1,1 @@
+"""Protocol files, and the checks of protocol documents from files and from clients."""

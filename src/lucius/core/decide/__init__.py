@@ -1,0 +1,1 @@
+"""The `decide` function: computes from a job and an input the next values of everything that changes."""

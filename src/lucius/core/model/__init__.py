@@ -1,0 +1,1 @@
+"""Records, statuses, inputs and decisions that the rules work on."""

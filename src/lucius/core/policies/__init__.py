@@ -1,0 +1,1 @@
+"""Rules for failures: retries, failure classes, deadlines, compensation and reviews."""

@@ -1,0 +1,1 @@
+"""Protocols as data, and their validation."""

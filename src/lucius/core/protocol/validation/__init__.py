@@ -1,0 +1,1 @@
+"""Validation of protocols: one module for each aspect; `protocol` runs all checks."""

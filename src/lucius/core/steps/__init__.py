@@ -1,0 +1,1 @@
+"""Step kinds, one module each; `task` has what all dispatched steps share."""

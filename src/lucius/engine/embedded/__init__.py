@@ -1,0 +1,1 @@
+"""Embedded engine: drives jobs from the ledger, without a workflow server."""

@@ -1,0 +1,1 @@
+"""HTTP requests to other hosts: external calls and webhooks of protocols, and webhooks of finished jobs."""

@@ -1,0 +1,1 @@
+"""ACK, heartbeat and RESULT callbacks: authenticated by token, then decided by the core."""

@@ -1,0 +1,1 @@
+"""Versions of protocols: drafts, publication, deprecation and comparison."""

@@ -1,0 +1,1 @@
+"""Hand-over of directives, from PENDING outbox rows to services."""

@@ -1,0 +1,1 @@
+"""Operator actions: cancel, pause, resume, retry, and the acts on review items."""

@@ -1,0 +1,1 @@
+"""Reads for clients and operators: jobs, events, services and backlog."""

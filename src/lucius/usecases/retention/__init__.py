@@ -1,0 +1,1 @@
+"""Archives finished jobs and removes them from the ledger."""

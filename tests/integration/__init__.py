@@ -1,0 +1,1 @@
+"""Tests of one real component each: a database, a bus, HTTP, files or processes."""

@@ -1,0 +1,1 @@
+"""Tests of outbound HTTP against a real server."""

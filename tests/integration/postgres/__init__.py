@@ -1,0 +1,1 @@
+"""Tests of the PostgreSQL ledger on a real server."""
