@@ -1,12 +1,13 @@
 """Kills and freezes the processes of a stack under load. The moments are random, the plan is seeded."""
 
 import asyncio
+import json
 import random
 import signal
 from pathlib import Path
 
 from tests.e2e.load import Load
-from tests.e2e.support import Stack, Zygote
+from tests.e2e.support import Json, Stack, Zygote
 
 SERVICES = ("ocr", "embedding", "sis")
 ACK_TIMEOUT = 0.8
@@ -57,6 +58,8 @@ class Chaos:
             self._load.more.set()  # so that some submissions are under way at that moment
             await asyncio.sleep(self._rng.random() * 0.01)
         await asyncio.to_thread(self._stack.processes[name].kill)
+        if name == "server":
+            self._load.more.set()  # these find no server, even if every earlier submission was answered in time
         self.kills[name] += 1
         away = self._rng.choice((0.0, 0.02, 0.1, 0.3, ACK_TIMEOUT * 1.3 if name == "server" else 0.5))
         await asyncio.sleep(away)
@@ -67,11 +70,45 @@ class Chaos:
 
     async def _freeze(self, name: str) -> None:
         """Freeze for longer than ACK timeout plus lease: a service then reports on fenced attempts."""
+        if name == "server":
+            process = self._stack.processes[name]
+            process.send(signal.SIGSTOP)
+            await asyncio.sleep((ACK_TIMEOUT + LEASE) * self._rng.uniform(1.2, 1.6))
+            process.send(signal.SIGCONT)
+        else:
+            async with asyncio.timeout(PROGRESS_SECONDS):
+                while not await self._freeze_until_fenced(name):
+                    pass
+        self.freezes[name] += 1
+
+    async def _freeze_until_fenced(self, name: str) -> bool:
+        """Freeze a service that began an attempt; return False if it had already reported that attempt's end."""
+        attempt = await self._next_attempt(name)
         process = self._stack.processes[name]
         process.send(signal.SIGSTOP)
-        await asyncio.sleep((ACK_TIMEOUT + LEASE) * self._rng.uniform(1.2, 1.6))
-        process.send(signal.SIGCONT)
-        self.freezes[name] += 1
+        try:
+            while True:
+                step = await asyncio.to_thread(self._stack.api.step, attempt["jobId"], attempt["stepId"])
+                if step["attempt_no"] > attempt["attempt_no"]:
+                    return True
+                if step["status"] == "SUCCEEDED":
+                    return False
+                await asyncio.sleep(0.05)
+        finally:
+            process.send(signal.SIGCONT)
+
+    async def _next_attempt(self, name: str) -> Json:
+        """Return the next attempt that a service begins, by its diary."""
+        diary = self._stack.data_dir / f"service-{name}" / "diary.jsonl"
+        diary.touch()  # the service may not have opened it yet
+        seen = diary.stat().st_size
+        self._load.more.set()
+        while diary.stat().st_size == seen:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        with diary.open("rb") as file:
+            file.seek(seen)
+            attempt: Json = json.loads(file.readline())
+        return attempt
 
 
 class Outcome:

@@ -106,9 +106,12 @@ async def test_steps_of_a_job_with_several_workflow_runs_are_executed_once(
 # Rules that change
 
 
+stuck_runs: set[str] = set()
+
+
 @workflow.defn(name=WORKFLOW_TYPE)
 class LaterJobWorkflow(JobWorkflow):
-    """Workflow of a later version, which first does something that today's does not."""
+    """Workflow of a later version, which fails every task of some runs that an earlier version began."""
 
     @workflow.init
     def __init__(self, args: WorkflowArgs) -> None:
@@ -116,7 +119,8 @@ class LaterJobWorkflow(JobWorkflow):
 
     @workflow.run
     async def run(self, args: WorkflowArgs) -> str:
-        await workflow.sleep(0.01)
+        if workflow.info().run_id in stuck_runs:
+            raise RuntimeError("this version cannot continue the run")
         return await super().run(args)
 
 
@@ -164,7 +168,7 @@ async def test_changed_rules_fail_the_workflow_run_and_not_the_job(
         await runs_of(temporal_server.address, job_id, lambda runs: statuses(runs) == {"FAILED", "COMPLETED"})
 
 
-async def test_workflow_run_that_no_longer_replays_can_be_terminated_by_hand(
+async def test_workflow_run_whose_tasks_keep_failing_can_be_terminated_by_hand(
     settings: Settings, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change() -> None:
@@ -172,8 +176,15 @@ async def test_workflow_run_that_no_longer_replays_can_be_terminated_by_hand(
         monkeypatch.setattr(temporal_worker, "JobWorkflow", LaterJobWorkflow)
 
     async with between_versions(settings, temporal_server, change) as (api, job_id, directive):
+        handle = (await Client.connect(temporal_server.address)).get_workflow_handle(job_id)
+        run_id = (await handle.describe()).run_id
+        assert run_id is not None
+        stuck_runs.add(run_id)
         (await api.succeed(directive)).ok()
-        await (await Client.connect(temporal_server.address)).get_workflow_handle(job_id).terminate("does not replay")
+        async with asyncio.timeout(WITHIN):
+            while (await handle.describe()).raw_description.pending_workflow_task.attempt < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        await handle.terminate("this version cannot continue the run")
         job = await api.job(job_id)
         assert (job["status"], job["steps"][0]["attempt_no"]) == ("SUCCEEDED", 1)
         await runs_of(temporal_server.address, job_id, lambda runs: statuses(runs) == {"TERMINATED", "COMPLETED"})
