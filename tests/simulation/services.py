@@ -74,7 +74,7 @@ class Service:
     async def _pull(self, process: Process, limit: int, wait: float) -> list[Directive]:
         process.pulling[self.name] += 1
         try:
-            directives = await process.runtime.dispatcher.pull(self.name, limit, wait)
+            directives = await process.runtime.directive_pulls.pull(self.name, limit, wait)
             for directive in directives:
                 self._monitor.publishes(directive)
         finally:

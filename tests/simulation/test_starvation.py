@@ -114,7 +114,7 @@ def test_short_queue_of_one_tenant_is_served_beside_a_long_one_in_the_same_lane(
         async def pull() -> list[Directive]:
             if bus is not None:
                 return await bus.consumer("busy", lanes).pull(10, wait_seconds=1)
-            return await runtime.dispatcher.pull("busy", 10, 1, frozenset(lanes))
+            return await runtime.directive_pulls.pull("busy", 10, 1, frozenset(lanes))
 
         out = await pull()
         await runtime.intake.submit(command(300, "busy", SHORT), WHO)

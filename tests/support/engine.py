@@ -24,8 +24,16 @@ from lucius.ports.clock import Clock, SystemClock
 from lucius.ports.config import CallPolicy
 from lucius.usecases.callbacks.tokens import TokenSigner
 from lucius.usecases.handover.broker import HandoverBroker
-from lucius.usecases.handover.dispatcher import Dispatcher
+from lucius.usecases.handover.deliverable_directives import DeliverableDirectives
+from lucius.usecases.handover.directive_loader import DirectiveLoader
+from lucius.usecases.handover.handover_recorder import HandoverRecorder
+from lucius.usecases.handover.outbox_handover import OutboxHandover
+from lucius.usecases.handover.publish import BusHandover
+from lucius.usecases.handover.pull import DirectivePulls
 from lucius.usecases.handover.rendering import DirectiveWriter
+from lucius.usecases.handover.row_holds import RowHolds
+from lucius.usecases.handover.unacked_caps import UnackedCaps
+from lucius.usecases.handover.unpublished_claims import UnpublishedClaims
 from lucius.usecases.notifier import Notifier
 from tests.support.clock import ManualClock
 
@@ -57,19 +65,26 @@ class Engine:
         self.policy = CallPolicy(hosts=hosts or ("127.0.0.1",), allow_http=True, allow_private=True, per_host=per_host)
         self._ids = 0
         self.env = Env(self._new_id, lambda: 0.5, Defaults(), CelTools())
-        self.broker = HandoverBroker(self.ledger, self.notifier.pulls, max_unacked=max_unacked, jitter=self.env.jitter)
+        caps = UnackedCaps(self.store.jobs, self.notifier, max_unacked)
+        self.broker = HandoverBroker(self.ledger, self.notifier.pulls, caps, self.env.jitter)
         self.jobs = EmbeddedEngine(self.ledger, clock, self.env, self.broker)
-        self.dispatcher = Dispatcher(
-            ledger=self.ledger,
-            outbox=self.store.outbox,
-            jobs=self.store.jobs,
-            engine=self.jobs,
-            broker=self.broker,
-            notifier=self.notifier,
-            writer=DirectiveWriter("http://127.0.0.1:8080", SIGNER, 60_000, self.env.defaults),
-            clock=clock,
+        self.row_holds = RowHolds(self.store.outbox, self.notifier, clock, self.env.jitter)
+        recorder = HandoverRecorder(self.jobs, self.row_holds, caps, self.notifier)
+        writer = DirectiveWriter("http://127.0.0.1:8080", SIGNER, 60_000, self.env.defaults)
+        self.directive_loader = DirectiveLoader(self.ledger, writer)
+        outbox_handover = OutboxHandover(
+            holds=self.row_holds,
+            caps=caps,
+            recorder=recorder,
+            loader=self.directive_loader,
+            pulls=self.notifier.pulls,
+            pace=self.broker.pace,
             jitter=self.env.jitter,
         )
+        deliverable = DeliverableDirectives(self.ledger, self.notifier.pulls, clock, self.directive_loader)
+        self.directive_pulls = DirectivePulls(outbox_handover, deliverable, self.notifier, self.broker.pace)
+        claims = UnpublishedClaims(self.ledger, recorder, clock, self.env.jitter)
+        self.bus_handover = BusHandover(self.row_holds, caps, recorder, self.directive_loader, claims)
         self.caller = HttpCaller(
             policy=lambda: self.policy,
             clock=clock,
@@ -88,7 +103,7 @@ class Engine:
         )
         self.calls = OutboundRunner(
             self.step_calls,
-            dispatcher=self.dispatcher,
+            holds=self.row_holds,
             caller=self.caller,
             notifier=self.notifier,
             clock=clock,

@@ -11,8 +11,8 @@ import yaml
 from lucius.core.model.counters import UNACKED, unacked_counter
 from lucius.core.model.records import NEVER
 from lucius.engine.temporal.fastpath import coalesced_handovers
-from lucius.usecases.handover import dispatcher as handover_dispatcher
-from lucius.usecases.handover.dispatcher import Dispatcher
+from lucius.usecases.handover import row_holds
+from lucius.usecases.handover.row_holds import RowHolds
 from tests.conformance.control_plane import TENANT_OF_LANE, ControlPlane, control_plane
 from tests.support.temporal import TemporalServer
 from tests.temporal.test_drift import _ended, _is_dispatching, finish, over, until
@@ -83,7 +83,7 @@ async def test_pull_for_some_tenants_gets_no_directive_of_another(plane: Control
     foreign, own = [await plane.submit(number, tenant_id=tenant) for number, tenant in enumerate(("globex", "acme"))]
     for job_id in (foreign, own):
         await until(partial(_is_dispatching, plane, job_id))
-    pull, acme = plane.runtime.dispatcher.pull, frozenset({"acme"})
+    pull, acme = plane.runtime.directive_pulls.pull, frozenset({"acme"})
     (directive,) = await pull("ocr", 9, 10, tenants=acme)
     assert directive.jobId == own
     assert await pull("ocr", 9, 0, tenants=acme) == []
@@ -95,7 +95,7 @@ async def test_pull_for_some_tenants_gets_no_directive_of_another(plane: Control
 
 async def test_tenants_own_pull_at_its_cap_leaves_the_shared_service_its_room(plane: ControlPlane) -> None:
     job_ids = await waiting_jobs(plane)
-    pull, own = plane.runtime.dispatcher.pull, frozenset({TENANT_OF_LANE[3]})
+    pull, own = plane.runtime.directive_pulls.pull, frozenset({TENANT_OF_LANE[3]})
     given = await pull("ocr", JOBS, 10, tenants=own)
     assert len(given) == CAP
     assert await pull("ocr", JOBS, 0, tenants=own) == []
@@ -132,21 +132,20 @@ async def test_handed_over_rows_do_not_hide_later_ones(plane: ControlPlane, monk
 async def test_handed_over_rows_do_not_hide_later_ones_without_a_signal(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handover_dispatcher, "SETTLED_WITHIN", 0.05)
+    monkeypatch.setattr(row_holds, "SETTLE_SECONDS", 0.05)
     monkeypatch.setattr(coalesced_handovers, "COALESCE_SECONDS", 60)
     await waiting_jobs(plane)
     consumer = plane.consumer("ocr")
     (first,) = await consumer.pull(1, 0)
-    dispatcher = plane.runtime.dispatcher
-    await until(lambda: _is_tried_again(dispatcher))
+    await until(partial(_has_no_unsettled_rows, plane.runtime.row_holds))
     (second,) = await consumer.pull(1, 0)
     assert first.jobId != second.jobId
     for directive in (first, second):
         await finish(plane, directive)
 
 
-async def _is_tried_again(dispatcher: Dispatcher) -> bool:
-    return not dispatcher.unsettled_count
+async def _has_no_unsettled_rows(holds: RowHolds) -> bool:
+    return not holds.unsettled_count
 
 
 async def test_pull_waiting_at_the_cap_continues_after_results(plane: ControlPlane) -> None:

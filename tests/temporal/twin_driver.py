@@ -246,7 +246,7 @@ class Driver:
     # Carrying out an act
 
     async def _pull(self, step: Step) -> object:
-        directives = await self._plane.runtime.dispatcher.pull(step.service, 50, 2.0)
+        directives = await self._plane.runtime.directive_pulls.pull(step.service, 50, 2.0)
         directives = [directive for directive in directives if directive.jobId == self.job_id]
         for directive in directives:
             name = directive.stepId

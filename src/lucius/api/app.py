@@ -112,7 +112,7 @@ def _fast_routes(runtime: Runtime, long_polls: Slots, waiting_pulls: Slots) -> R
     callbacks = CallbackRoutes(runtime.callbacks, batch_rule, settings.max_body_bytes, count_refusal)
     pulls = PullRoute(
         auth,
-        runtime.dispatcher,
+        runtime.directive_pulls,
         runtime.services,
         waiting_pulls,
         settings.max_body_bytes,

@@ -23,7 +23,7 @@ from lucius.usecases.access.auth import Authenticator, Principal
 from lucius.usecases.callbacks.apply import CallbackInput, Callbacks, VerifiedCallback
 from lucius.usecases.callbacks.tokens import Claims
 from lucius.usecases.errors import RejectCode, Rejected
-from lucius.usecases.handover.dispatcher import Dispatcher
+from lucius.usecases.handover.pull import DirectivePulls
 from lucius.usecases.queries.jobs import Queries, Wait
 from lucius.usecases.queries.services import ServiceRegistry
 from lucius.usecases.submit.duplicate_members import count_members, refuse_duplicates
@@ -235,7 +235,7 @@ class PullRoute:
     def __init__(
         self,
         auth: Authenticator,
-        dispatcher: Dispatcher,
+        directive_pulls: DirectivePulls,
         services: ServiceRegistry,
         slots: Slots,
         max_body_bytes: int,
@@ -243,7 +243,7 @@ class PullRoute:
         is_push_bus: bool,
     ) -> None:
         self._auth = auth
-        self._dispatcher = dispatcher
+        self._directive_pulls = directive_pulls
         self._services = services
         self._slots = slots
         self._max_body_bytes = max_body_bytes
@@ -288,7 +288,7 @@ class PullRoute:
                     hung_up.cancel()
                 return hung_up
 
-            directives = await self._dispatcher.pull(service, request.max, wait, lanes, begin_wait, tenants)
+            directives = await self._directive_pulls.pull(service, request.max, wait, lanes, begin_wait, tenants)
         if not directives:
             self._auth.require_current(principal)
         if wait:

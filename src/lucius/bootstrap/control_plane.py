@@ -41,8 +41,16 @@ from lucius.usecases.callbacks.apply import Callbacks
 from lucius.usecases.callbacks.tokens import TokenSigner
 from lucius.usecases.catalog.catalog import Catalog
 from lucius.usecases.handover.broker import HandoverBroker
-from lucius.usecases.handover.dispatcher import Dispatcher
+from lucius.usecases.handover.deliverable_directives import DeliverableDirectives
+from lucius.usecases.handover.directive_loader import DirectiveLoader
+from lucius.usecases.handover.handover_recorder import HandoverRecorder
+from lucius.usecases.handover.outbox_handover import OutboxHandover
+from lucius.usecases.handover.publish import BusHandover
+from lucius.usecases.handover.pull import DirectivePulls
 from lucius.usecases.handover.rendering import DirectiveWriter
+from lucius.usecases.handover.row_holds import RowHolds
+from lucius.usecases.handover.unacked_caps import UnackedCaps
+from lucius.usecases.handover.unpublished_claims import UnpublishedClaims
 from lucius.usecases.notifier import Notifier
 from lucius.usecases.operations.operations import Operations
 from lucius.usecases.operations.operator_actions import RunLimits
@@ -155,7 +163,8 @@ class Runtime:
             self.notifier,
             self.metrics,
             self.publisher,
-            dispatcher=lambda: self.dispatcher,
+            directive_loader=self._directive_loader,
+            unacked_caps=self._unacked_caps,
             caller=lambda: self.caller,
             hosts_worker=role is Role.WORKER or (role is Role.WHOLE and not self.settings.shares_ledger),
             repairs=role in (Role.WHOLE, Role.ENGINE),
@@ -168,30 +177,17 @@ class Runtime:
     # Hand-over: directives for services
 
     @cached_property
+    def _unacked_caps(self) -> UnackedCaps:
+        return UnackedCaps(self.store.jobs, self.notifier, self.settings.max_unacked)
+
+    @cached_property
     def _broker(self) -> HandoverBroker:
-        return HandoverBroker(
-            self.store.ledger, self.notifier.pulls, max_unacked=self.settings.max_unacked, jitter=self._env.jitter
-        )
+        return HandoverBroker(self.store.ledger, self.notifier.pulls, self._unacked_caps, self._env.jitter)
 
     @property
     def _pull_broker(self) -> HandoverBroker | None:
         """The broker, unless a bus delivers the directives."""
         return self._broker if self.publisher is None else None
-
-    @cached_property
-    def dispatcher(self) -> Dispatcher:
-        return Dispatcher(
-            ledger=self.store.ledger,
-            outbox=self.store.outbox,
-            jobs=self.store.jobs,
-            engine=self.engine,
-            broker=self._broker,
-            notifier=self.notifier,
-            writer=self._directive_writer,
-            clock=self.clock,
-            jitter=self._env.jitter,
-            on_failure=self.metrics.loop_failed,
-        )
 
     @cached_property
     def _directive_writer(self) -> DirectiveWriter:
@@ -203,6 +199,39 @@ class Runtime:
             self.refs.rules,
             partial(permits_callback, self.config, self.refs),
         )
+
+    @cached_property
+    def _directive_loader(self) -> DirectiveLoader:
+        return DirectiveLoader(self.store.ledger, self._directive_writer)
+
+    @cached_property
+    def row_holds(self) -> RowHolds:
+        return RowHolds(self.store.outbox, self.notifier, self.clock, self._env.jitter)
+
+    @cached_property
+    def _handover_recorder(self) -> HandoverRecorder:
+        return HandoverRecorder(self.engine, self.row_holds, self._unacked_caps, self.notifier)
+
+    @cached_property
+    def directive_pulls(self) -> DirectivePulls:
+        loader, waiting, pace = self._directive_loader, self.notifier.pulls, self._broker.pace
+        handover = OutboxHandover(
+            holds=self.row_holds,
+            caps=self._unacked_caps,
+            recorder=self._handover_recorder,
+            loader=loader,
+            pulls=waiting,
+            pace=pace,
+            jitter=self._env.jitter,
+        )
+        deliverable = DeliverableDirectives(self.store.ledger, waiting, self.clock, loader, self.metrics.loop_failed)
+        return DirectivePulls(handover, deliverable, self.notifier, pace)
+
+    @cached_property
+    def _bus_handover(self) -> BusHandover:
+        recorder = self._handover_recorder
+        claims = UnpublishedClaims(self.store.ledger, recorder, self.clock, self._env.jitter, self.metrics.loop_failed)
+        return BusHandover(self.row_holds, self._unacked_caps, recorder, self._directive_loader, claims)
 
     @cached_property
     def _token_signer(self) -> TokenSigner:
@@ -323,7 +352,7 @@ class Runtime:
     def _outbound(self, work: StepCalls | JobWebhooks, **limits: int) -> OutboundRunner:
         return OutboundRunner(
             work,
-            dispatcher=self.dispatcher,
+            holds=self.row_holds,
             caller=self.caller,
             notifier=self.notifier,
             clock=self.clock,
@@ -371,7 +400,8 @@ class Runtime:
         return Relay(
             outbox=self.store.outbox,
             engine=self.engine,
-            dispatcher=self.dispatcher,
+            handover=self._bus_handover,
+            holds=self.row_holds,
             publisher=self.publisher,
             notifier=self.notifier,
             clock=self.clock,

@@ -30,7 +30,8 @@ from lucius.ports.http import Caller
 from lucius.ports.peers import EngineLiveness
 from lucius.ports.store import Store
 from lucius.usecases.handover.broker import HandoverBroker
-from lucius.usecases.handover.dispatcher import Dispatcher
+from lucius.usecases.handover.directive_loader import DirectiveLoader
+from lucius.usecases.handover.unacked_caps import UnackedCaps
 from lucius.usecases.notifier import Notifier
 
 
@@ -45,12 +46,13 @@ def open_temporal_engine(
     metrics: Metrics,
     publisher: Publisher | None,
     *,
-    dispatcher: Callable[[], Dispatcher],
+    directive_loader: DirectiveLoader,
+    unacked_caps: UnackedCaps,
     caller: Callable[[], Caller],
     hosts_worker: bool,
     repairs: bool,
 ) -> TemporalEngine:
-    """Build the Temporal engine of this process; `dispatcher` and `caller` return parts that in turn need the engine.
+    """Build the Temporal engine of this process; `caller` returns a part that in turn needs the engine.
 
     With `hosts_worker`, the process also runs workflows; with `repairs`, it finds messages and workflows left behind.
     """
@@ -73,7 +75,8 @@ def open_temporal_engine(
             inbox=store.inbox,
             engine=engine,
             shortcuts=shortcuts,
-            dispatcher=dispatcher(),
+            directive_loader=directive_loader,
+            unacked_caps=unacked_caps,
             publisher=publisher,
             caller=caller(),
             http_attempt=HttpAttempt(caller=caller(), ledger=store.ledger, clock=clock, env=env),

@@ -95,7 +95,7 @@ async def test_ack_committed_with_a_refused_hand_over_wakes_the_pull(start: Star
     first = await api.pull_one()
     callbacks = api.runtime.callbacks
     verified = await callbacks.parse("ack", identity(first), callbacks.verify(first["callback_token"]))
-    pull = asyncio.create_task(api.runtime.dispatcher.pull("ocr", 1, WITHIN))
+    pull = asyncio.create_task(api.runtime.directive_pulls.pull("ocr", 1, WITHIN))
     await asyncio.sleep(0)  # the pull has queued its hand-over; the ACK joins the same commit
     ack = asyncio.create_task(callbacks.apply(verified.job_id, [verified.callback]))
     async with asyncio.timeout(WITHIN / 2):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lucius.usecases.handover import dispatcher
+from lucius.usecases.handover import row_holds
 from tests.integration.api.conftest import Start, key_entry
 from tests.support.api import WITHIN, Api
 from tests.support.until import until
@@ -58,7 +58,7 @@ async def test_pull_waits_for_the_first_directive(api: Api) -> None:
 
 
 async def test_pull_waits_for_a_directive_whose_hand_over_failed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "ASIDE_SECONDS", 0.3)
+    monkeypatch.setattr(row_holds, "SET_ASIDE_SECONDS", 0.3)
     job_id = await api.submit()
 
     async def fail(*_: object) -> None:

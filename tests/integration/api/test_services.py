@@ -80,7 +80,7 @@ async def test_unnamed_instance_is_seen_by_its_pulls_but_not_by_callbacks_of_oth
 
 async def test_service_that_only_calls_back_is_seen_without_a_pull(api: Api) -> None:
     await api.submit()
-    (directive,) = await api.runtime.dispatcher.pull("ocr", 1, 0, None, None, None)  # as a push bus would
+    (directive,) = await api.runtime.directive_pulls.pull("ocr", 1, 0, None, None, None)  # as a push bus would
     (await api.succeed(msgspec.to_builtins(directive))).ok()
     one = (await services(api))["ocr"]
     assert one["last_pull_at"] is None

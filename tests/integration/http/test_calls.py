@@ -703,9 +703,9 @@ class TestTimeoutsAndOutages:
     async def test_a_paused_job_makes_no_call_until_it_is_resumed(self, server: Peer) -> None:
         engine = Engine()
         await engine.submit(call(server.url))
-        rows = await engine.dispatcher.take("lucius.http", 10)  # read before the pause, as a runner may have done
+        rows = await engine.row_holds.take("lucius.http", 10)  # read before the pause, as a runner may have done
         await engine.feed(Pause("ada"))
-        await engine.dispatcher.put_back(rows)
+        await engine.row_holds.put_back(rows)
         for row in rows:
             await engine.step_calls.run(Waiting(Target("", ""), row, 0), Slot(lambda: None))
         assert (await engine.step("call")).status is StepStatus.DISPATCHING
@@ -870,7 +870,8 @@ async def test_push_bus_gets_no_call_and_calls_do_not_delay_directives(server: P
     relay = Relay(
         outbox=engine.store.outbox,
         engine=engine.jobs,
-        dispatcher=engine.dispatcher,
+        handover=engine.bus_handover,
+        holds=engine.row_holds,
         publisher=bus,
         notifier=engine.notifier,
         clock=engine.clock,

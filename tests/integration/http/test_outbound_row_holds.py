@@ -83,7 +83,7 @@ class Watched(Engine):
         )
         return OutboundRunner(
             webhooks,
-            dispatcher=self.dispatcher,
+            holds=self.row_holds,
             caller=caller,
             notifier=self.notifier,
             clock=self.clock,

@@ -199,7 +199,7 @@ class TestDeadlines:
         await set_ticks(runtime.store, at - HOUR, at)
         await set_availability_row(runtime.store, at - 60_000, 5)
         with capture_logs() as logs:
-            assert len(await runtime.dispatcher.pull("ocr", 1, 0)) == 1
+            assert len(await runtime.directive_pulls.pull("ocr", 1, 0)) == 1
             step = await self.until_events(runtime, "DEADLINE_EXTENDED")
         assert step.status is StepStatus.INITIATED
         assert step.attempt.ack_deadline is not None
@@ -209,7 +209,7 @@ class TestDeadlines:
     async def test_attempt_gets_one_more_period_after_callbacks_are_taken_again(self, runtime: Runtime) -> None:
         assert isinstance(runtime.store, PostgresStore)
         await submit(runtime)
-        assert len(await runtime.dispatcher.pull("ocr", 1, 0)) == 1
+        assert len(await runtime.directive_pulls.pull("ocr", 1, 0)) == 1
         at = await now(runtime.store) + 500
         await set_availability_row(runtime.store, at + 60_000, at)
         step = await self.until_events(runtime, "DEADLINE_EXTENDED", "STEP_RETRY_SCHEDULED")

@@ -63,5 +63,5 @@ async def test_unacknowledged_attempt_ends(
             running.push_async_callback(other.close)
         runtime = await running.enter_async_context(open_runtime(load_settings(env, data_dir=tmp_path)))
         await submit(runtime)
-        assert len(await runtime.dispatcher.pull("ocr", 1, 0)) == 1
+        assert len(await runtime.directive_pulls.pull("ocr", 1, 0)) == 1
         assert await ended(runtime) is AttemptOutcome.ACK_TIMEOUT

@@ -48,7 +48,7 @@ class BlockableEngine(Engine):
     ) -> "asyncio.Task[list[Directive]]":
         """Start a pull and wait until it is queued; return its task."""
         before = self.in_line(service)
-        pulling = asyncio.create_task(self.dispatcher.pull(service, limit, seconds, **more))  # type: ignore[arg-type]
+        pulling = asyncio.create_task(self.directive_pulls.pull(service, limit, seconds, **more))  # type: ignore[arg-type]
         await until(lambda: self.in_line(service) > before)
         return pulling
 
@@ -133,7 +133,7 @@ async def test_pull_gets_at_most_its_limit_and_the_rest_stays_for_the_next() -> 
     engine.open.set()
     await asyncio.gather(*submitting)
     first = await pulling
-    rest = await engine.dispatcher.pull("ocr", 10, 0)
+    rest = await engine.directive_pulls.pull("ocr", 10, 0)
     assert (len(first), len(rest)) == (2, 3)
     assert len({directive.jobId for directive in (*first, *rest)}) == 5
 
@@ -237,7 +237,7 @@ async def test_result_is_recorded_although_the_next_service_is_at_its_cap() -> N
     engine = BlockableEngine(max_unacked=1)
     for job_id in ("job-1", "job-2"):
         await engine.submit(OCR, SIS, job_id=job_id)
-        (got,) = await engine.dispatcher.pull("ocr", 1, 0)
+        (got,) = await engine.directive_pulls.pull("ocr", 1, 0)
         waiting = await engine.waiting("sis")
         said = Succeeded(step_id="ocr", attempt_no=got.attempt_no, lease_id=got.lease_id, result={})
         await engine.feed(said, job_id=job_id)
@@ -260,7 +260,7 @@ async def test_pull_for_some_tenants_gets_no_directive_of_another_tenant() -> No
     assert not bound.done()
     await engine.submit(OCR, job_id="job-2", tenant_id="tenant-1")
     assert [directive.jobId for directive in await bound] == ["job-2"]
-    assert [directive.jobId for directive in await engine.dispatcher.pull("ocr", 9, 0)] == ["job-1"]
+    assert [directive.jobId for directive in await engine.directive_pulls.pull("ocr", 9, 0)] == ["job-1"]
 
 
 async def test_undelivered_directive_is_kept_from_pulls_for_other_tenants() -> None:
@@ -273,9 +273,9 @@ async def test_undelivered_directive_is_kept_from_pulls_for_other_tenants() -> N
     free.cancel()
     engine.open.set()
     await asyncio.gather(*submitting)
-    assert await engine.dispatcher.pull("ocr", 9, 0, tenants=frozenset({"tenant-1"})) == []
+    assert await engine.directive_pulls.pull("ocr", 9, 0, tenants=frozenset({"tenant-1"})) == []
     assert not bound.done()
-    assert [directive.jobId for directive in await engine.dispatcher.pull("ocr", 9, 0)] == ["job-1"]
+    assert [directive.jobId for directive in await engine.directive_pulls.pull("ocr", 9, 0)] == ["job-1"]
     bound.cancel()
 
 
@@ -322,9 +322,9 @@ async def test_directive_that_no_shared_pull_took_is_not_given_to_a_tenants_own_
     free.cancel()
     engine.open.set()
     await submitting
-    assert await engine.dispatcher.pull("ocr", 9, 0, tenants=OWN) == []
+    assert await engine.directive_pulls.pull("ocr", 9, 0, tenants=OWN) == []
     assert not bound.done()
-    assert [directive.jobId for directive in await engine.dispatcher.pull("ocr", 9, 0)] == ["job-1"]
+    assert [directive.jobId for directive in await engine.directive_pulls.pull("ocr", 9, 0)] == ["job-1"]
     bound.cancel()
 
 
@@ -334,7 +334,7 @@ async def test_row_that_a_cap_refuses_goes_to_a_waiting_pull_of_the_other_kind(
 ) -> None:
     engine = BlockableEngine(max_unacked=1)
     await engine.submit(OCR)
-    assert len(await engine.dispatcher.pull("ocr", 1, 0, tenants=full)) == 1
+    assert len(await engine.directive_pulls.pull("ocr", 1, 0, tenants=full)) == 1
     refused = await engine.waiting(tenants=full, lanes=ANY_LANE, seconds=60)
     taking = await engine.waiting(tenants=open_, lanes=ANY_LANE, seconds=60)
     engine.store.hooks.on_commit = lambda decision: None
@@ -348,9 +348,9 @@ async def test_row_that_a_cap_refuses_goes_to_a_waiting_pull_of_the_other_kind(
 async def test_row_announced_by_another_process_wakes_tenants_own_pulls_if_the_shared_window_is_full() -> None:
     engine = BlockableEngine(max_unacked=1)
     await engine.submit(OCR)
-    assert len(await engine.dispatcher.pull("ocr", 1, 0)) == 1
+    assert len(await engine.directive_pulls.pull("ocr", 1, 0)) == 1
     await engine.submit(OCR, job_id="job-2", tenant_id="globex")
-    assert await engine.dispatcher.pull("ocr", 1, 0) == []  # learns that the window is full
+    assert await engine.directive_pulls.pull("ocr", 1, 0) == []  # learns that the window is full
     free = await engine.waiting(seconds=60)
     bound = await engine.waiting(tenants=OWN, seconds=60)
     engine.store.hooks.on_commit = lambda decision: None  # as if another process made the commit
@@ -366,16 +366,16 @@ async def test_shared_pull_that_finds_its_window_full_wakes_tenants_own_pulls() 
     engine = BlockableEngine(max_unacked=2)
     for job_id in ("job-1", "job-2", "job-3"):
         await engine.submit(OCR, job_id=job_id, tenant_id="globex")
-    held = await engine.dispatcher.pull("ocr", 2, 0)
-    assert await engine.dispatcher.pull("ocr", 1, 0) == []  # learns that the window is full
+    held = await engine.directive_pulls.pull("ocr", 2, 0)
+    assert await engine.directive_pulls.pull("ocr", 1, 0) == []  # learns that the window is full
     for one, taken in zip(held, (1, 0), strict=True):  # one at a time: the window is never half empty
         await engine.feed(Ack(step_id="ocr", attempt_no=one.attempt_no, lease_id=one.lease_id), job_id=one.jobId)
-        assert len(await engine.dispatcher.pull("ocr", 1, 0)) == taken
+        assert len(await engine.directive_pulls.pull("ocr", 1, 0)) == taken
     free = await engine.waiting(seconds=60)  # finds room, but no row
     bound = await engine.waiting(tenants=OWN, seconds=60)
     engine.store.hooks.on_commit = lambda decision: None  # as if another process made the commits
     await engine.submit(OCR, job_id="job-4", tenant_id="globex")
-    assert len(await engine.dispatcher.pull("ocr", 1, 0)) == 1
+    assert len(await engine.directive_pulls.pull("ocr", 1, 0)) == 1
     await engine.submit(OCR, job_id="job-5")
     engine.notifier.apply_wake(Wake(ready=(("ocr", LANE),)))
     async with asyncio.timeout(WITHIN):
@@ -388,7 +388,7 @@ async def test_pick_up_in_another_process_wakes_the_pulls_of_its_window() -> Non
     for job_id in ("job-1", "job-2", "job-3"):
         await engine.submit(OCR, job_id=job_id)
     for tenants in (OWN, None):
-        assert len(await engine.dispatcher.pull("ocr", 1, 0, tenants=tenants)) == 1
+        assert len(await engine.directive_pulls.pull("ocr", 1, 0, tenants=tenants)) == 1
     for tenants in (OWN, None):
         await engine.waiting(tenants=tenants, seconds=60)
     pulls = {pull.tenants: pull for pull in engine.notifier.pulls.waiting("ocr")}
@@ -403,9 +403,9 @@ async def test_row_is_announced_to_other_processes_if_only_pulls_at_their_cap_wa
     engine = BlockableEngine(max_unacked=1)
     for job_id in ("job-1", "job-2"):
         await engine.submit(OCR, job_id=job_id)
-    (held,) = await engine.dispatcher.pull("ocr", 1, 0, tenants=OWN)
-    (row,) = await engine.dispatcher.take("ocr", 1)
-    await engine.dispatcher.put_back([row])
+    (held,) = await engine.directive_pulls.pull("ocr", 1, 0, tenants=OWN)
+    (row,) = await engine.row_holds.take("ocr", 1)
+    await engine.row_holds.put_back([row])
     bound = await engine.waiting(tenants=OWN, seconds=60)
     assert not engine.notifier.awaits(row)
     await engine.feed(Ack(step_id="ocr", attempt_no=held.attempt_no, lease_id=held.lease_id), job_id=held.jobId)
@@ -417,11 +417,11 @@ async def test_tenant_at_its_cap_does_not_keep_a_key_from_the_directives_of_its_
     both = frozenset({"a", "b"})
     for number, tenant in enumerate("aab", start=1):
         await engine.submit(OCR, job_id=f"job-{number}", tenant_id=tenant)
-    (of_a,) = await engine.dispatcher.pull("ocr", 9, 0, tenants=frozenset("a"))
-    assert await engine.dispatcher.pull("ocr", 9, 0, tenants=frozenset("a")) == []
-    assert [directive.jobId for directive in await engine.dispatcher.pull("ocr", 9, 0, tenants=both)] == ["job-3"]
+    (of_a,) = await engine.directive_pulls.pull("ocr", 9, 0, tenants=frozenset("a"))
+    assert await engine.directive_pulls.pull("ocr", 9, 0, tenants=frozenset("a")) == []
+    assert [directive.jobId for directive in await engine.directive_pulls.pull("ocr", 9, 0, tenants=both)] == ["job-3"]
     await engine.feed(Ack(step_id="ocr", attempt_no=of_a.attempt_no, lease_id=of_a.lease_id), job_id=of_a.jobId)
-    assert [directive.jobId for directive in await engine.dispatcher.pull("ocr", 9, 0, tenants=both)] == ["job-2"]
+    assert [directive.jobId for directive in await engine.directive_pulls.pull("ocr", 9, 0, tenants=both)] == ["job-2"]
 
 
 async def test_pull_whose_client_disconnected_is_assigned_nothing() -> None:
@@ -521,7 +521,7 @@ class TestDistributionAmongPulls:
         engine.open.set()
         await asyncio.gather(*many, few)
         assert {"small"} < {directive.jobId for directive in await pulling}
-        assert len(await engine.dispatcher.pull("ocr", 100, 0)) == 95, "the others wait in the outbox"
+        assert len(await engine.directive_pulls.pull("ocr", 100, 0)) == 95, "the others wait in the outbox"
 
     async def test_pull_for_one_directive_is_answered_in_a_single_commit(self) -> None:
         engine = BlockableEngine()
@@ -573,10 +573,10 @@ class TestUncertainCommit:
         await self.lose_commit_answer(engine, 1)
         pulling.cancel()
         await until(lambda: engine.notifier.pulls.kept_count > 0)
-        assert await engine.dispatcher.pull("sis", 1, 0) == []
-        (directive,) = await engine.dispatcher.pull("ocr", 1, 0)
+        assert await engine.directive_pulls.pull("sis", 1, 0) == []
+        (directive,) = await engine.directive_pulls.pull("ocr", 1, 0)
         assert directive.jobId == "job-1"
-        assert await engine.dispatcher.pull("ocr", 1, 0) == []
+        assert await engine.directive_pulls.pull("ocr", 1, 0) == []
 
     async def test_directive_of_a_lost_commit_is_never_handed_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(uncertain_commits, "FIRST_SECONDS", 0.001)
@@ -621,7 +621,7 @@ class TestUncertainCommit:
         await self.lose_commit_answer(engine, 1)
         first.cancel()
         engine.store.outbox.pending = slow  # type: ignore[method-assign]
-        second = asyncio.create_task(engine.dispatcher.pull("ocr", 1, WITHIN))
+        second = asyncio.create_task(engine.directive_pulls.pull("ocr", 1, WITHIN))
         await looking.wait()
         await until(lambda: engine.notifier.pulls.kept_count > 0)
         go_on.set()
@@ -635,7 +635,7 @@ class TestUncertainCommit:
         pulling.cancel()
         await until(lambda: engine.notifier.pulls.kept_count > 0)
         engine.clock.time += after_ms
-        assert len(await engine.dispatcher.pull("ocr", 10, 0)) == (after_ms < 30_000)
+        assert len(await engine.directive_pulls.pull("ocr", 10, 0)) == (after_ms < 30_000)
 
     async def test_kept_directive_of_a_fenced_attempt_is_not_handed_over(self) -> None:
         engine = BlockableEngine()
@@ -646,7 +646,7 @@ class TestUncertainCommit:
         engine.clock.time += 31_000
         await engine.feed(DeadlinePassed(0))
         await engine.tried_again("ocr")
-        (directive,) = await engine.dispatcher.pull("ocr", 10, 0)
+        (directive,) = await engine.directive_pulls.pull("ocr", 10, 0)
         assert directive.attempt_no == 2
 
 
@@ -680,7 +680,7 @@ async def test_directives_of_a_pull_cancelled_during_rendering_go_to_the_next_pu
     engine.ledger.load = load  # type: ignore[method-assign]
     pulling.cancel()
     await asyncio.gather(pulling, return_exceptions=True)
-    assert len(await engine.dispatcher.pull("ocr", 1, 0)) == 1
+    assert len(await engine.directive_pulls.pull("ocr", 1, 0)) == 1
 
 
 async def test_pull_raises_if_its_only_directive_cannot_be_rendered_and_the_next_pull_gets_it() -> None:
@@ -696,7 +696,7 @@ async def test_pull_raises_if_its_only_directive_cannot_be_rendered_and_the_next
     with pytest.raises(LedgerDown):
         await pulling
     engine.ledger.load = load  # type: ignore[method-assign]
-    assert len(await engine.dispatcher.pull("ocr", 1, 0)) == 1
+    assert len(await engine.directive_pulls.pull("ocr", 1, 0)) == 1
 
 
 async def test_directive_that_cannot_be_rendered_delays_no_other_directive() -> None:
@@ -717,4 +717,4 @@ async def test_directive_that_cannot_be_rendered_delays_no_other_directive() -> 
     await asyncio.gather(*submitting)
     assert {directive.jobId for directive in await pulling} == {"job-1", "job-3"}
     broken = False
-    assert [directive.jobId for directive in await engine.dispatcher.pull("ocr", 10, 0)] == ["job-2"]
+    assert [directive.jobId for directive in await engine.directive_pulls.pull("ocr", 10, 0)] == ["job-2"]

@@ -72,7 +72,8 @@ def relay_of(engine: Engine, bus: Bus, *, shared: bool = False, parallel: int = 
     return Relay(
         outbox=engine.store.outbox,
         engine=engine.jobs,
-        dispatcher=engine.dispatcher,
+        handover=engine.bus_handover,
+        holds=engine.row_holds,
         publisher=bus,
         notifier=engine.notifier,
         clock=engine.clock,
@@ -192,7 +193,7 @@ class TestPublishing:
         relay = relay_of(engine, bus, parallel=1)
         await relay.start_ready()
         await relay.stop(0.01)
-        assert len(await engine.dispatcher.take("ocr", 9)) == 5
+        assert len(await engine.row_holds.take("ocr", 9)) == 5
 
     async def test_stop_returns_rows_that_are_being_claimed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine, bus = Engine(), Bus()
@@ -268,7 +269,7 @@ class TestOutages:
         relay = relay_of(engine, bus)
         for _ in range(10):
             await relay.start_ready()
-        assert relay.ramp.window > slow_start.FIRST
+        assert relay.ramp.window > slow_start.INITIAL_WINDOW
         await submit(engine, "acme", 1)
 
         async def away(*_: object) -> None:
@@ -278,7 +279,7 @@ class TestOutages:
             patched.setattr(engine.ledger if method == "commit" else engine.store.outbox, method, away)
             with pytest.raises(LedgerDown):
                 await turns(relay, 3)
-        assert relay.ramp.window == slow_start.FIRST
+        assert relay.ramp.window == slow_start.INITIAL_WINDOW
         async with running(relay):
             await until_published(bus, 1)
 
@@ -340,7 +341,7 @@ class TestClaimsAfterAnOutage:
         relay = relay_of(engine, bus, shared=shared, at_work_since=engine.sweeper.at_work_since)
         await engine.sweeper.sweep()
         await submit(engine, "acme", 1)
-        (row,) = await engine.dispatcher.take(None, 1)
+        (row,) = await engine.bus_handover.take_rows(1)
         commit = engine.ledger.commit
 
         async def kept_and_lost(decision: Decision) -> None:
@@ -350,7 +351,7 @@ class TestClaimsAfterAnOutage:
         with monkeypatch.context() as away:
             away.setattr(engine.ledger, "commit", kept_and_lost)
             with pytest.raises(LedgerDown):
-                await engine.dispatcher.publish(row, bus, 1)
+                await engine.bus_handover.publish(row, bus, 1)
         engine.clock.advance(10 * TIMEOUT)
         return engine, relay
 
@@ -364,7 +365,7 @@ class TestClaimsAfterAnOutage:
             await engine.sweeper.sweep()
         await relay.settle_claims()
         assert await claimed(engine) == ["acme-0"]
-        await engine.dispatcher.release_claims()
+        await engine.bus_handover.release_claims()
         step = await engine.step("work", "acme-0")
         assert (step.status, step.attempt.claimed_at) == (StepStatus.DISPATCHING, None)
 

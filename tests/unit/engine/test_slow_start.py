@@ -1,6 +1,6 @@
 """Slow start, in numbers."""
 
-from lucius.usecases.handover.slow_start import FIRST, STEP_SECONDS, PacedRamp, Ramp
+from lucius.usecases.handover.slow_start import INITIAL_WINDOW, STEP_SECONDS, PacedRamp, Ramp
 
 
 def ramp(full: int = 100, jitter: float = 0.5) -> Ramp:
@@ -9,7 +9,7 @@ def ramp(full: int = 100, jitter: float = 0.5) -> Ramp:
 
 def test_ramp_without_an_outage_has_the_full_window_and_no_pause() -> None:
     calm = ramp()
-    calm.went_well()
+    calm.note_success()
     assert (calm.window, calm.pause()) == (100, 0.0)
 
 
@@ -18,14 +18,14 @@ def test_window_doubles_with_each_successful_turn_after_an_outage() -> None:
     back.outage()
     for _ in range(6):
         windows.append(back.window)
-        back.went_well()
+        back.note_success()
     assert windows == [8, 16, 32, 64, 100, 100]
 
 
 def test_ramp_restarts_at_the_next_outage() -> None:
     back = ramp()
     back.outage()
-    back.went_well()
+    back.note_success()
     back.outage()
     assert back.window == 8
 
@@ -49,7 +49,7 @@ def test_full_speed_is_reached_within_three_seconds() -> None:
     back.outage()
     while not back.is_full:
         seconds += back.pause()
-        back.went_well()
+        back.note_success()
     assert seconds < 3
 
 
@@ -67,8 +67,8 @@ class TestPacedRamp:
     def go(self, pace: PacedRamp) -> int:
         """Start as many as permitted, all of which succeed; return the number."""
         room = pace.room()
-        pace.began(room)
-        pace.went_well()
+        pace.count_started(room)
+        pace.note_success()
         return room
 
     def test_room_is_always_full_without_an_outage(self) -> None:
@@ -80,7 +80,7 @@ class TestPacedRamp:
         now = Steady()
         back = self.pace(now)
         back.outage()
-        assert [self.go(back) for _ in range(3)] == [FIRST, 0, 0]
+        assert [self.go(back) for _ in range(3)] == [INITIAL_WINDOW, 0, 0]
         assert 0 < back.wait() < 2 * STEP_SECONDS
         windows = []
         for _ in range(5):
@@ -91,18 +91,18 @@ class TestPacedRamp:
     def test_unused_room_is_returned(self) -> None:
         back = self.pace(Steady())
         back.outage()
-        back.began(back.room())
+        back.count_started(back.room())
         assert back.room() == 0
-        back.began(-3)
+        back.count_started(-3)
         assert back.room() == 3
 
     def test_window_grows_only_after_a_success(self) -> None:
         now = Steady()
         back = self.pace(now)
         back.outage()
-        assert back.room() == FIRST
+        assert back.room() == INITIAL_WINDOW
         now.at += 10
-        assert back.room() == FIRST
+        assert back.room() == INITIAL_WINDOW
 
     def test_paced_ramp_restarts_at_the_next_outage(self) -> None:
         now = Steady()
@@ -112,4 +112,4 @@ class TestPacedRamp:
         now.at += 10
         self.go(back)
         back.outage()
-        assert [self.go(back), self.go(back)] == [FIRST, 0]
+        assert [self.go(back), self.go(back)] == [INITIAL_WINDOW, 0]

@@ -16,7 +16,8 @@ from lucius.ports.clock import Clock
 from lucius.ports.engine import Engine
 from lucius.ports.errors import BusDown, LedgerAway, LedgerDown
 from lucius.ports.ledger import Outbox, PendingQuery
-from lucius.usecases.handover.dispatcher import HOLD_MS, Dispatcher
+from lucius.usecases.handover.publish import BusHandover
+from lucius.usecases.handover.row_holds import HOLD_TTL_MS, RowHolds
 from lucius.usecases.handover.shielded_tasks import ShieldedTasks
 from lucius.usecases.handover.slow_start import Ramp
 from lucius.usecases.notifier import Notifier
@@ -40,7 +41,8 @@ class Relay:
         *,
         outbox: Outbox,
         engine: Engine,
-        dispatcher: Dispatcher,
+        handover: BusHandover,
+        holds: RowHolds,
         publisher: Publisher,
         notifier: Notifier,
         clock: Clock,
@@ -54,7 +56,8 @@ class Relay:
     ) -> None:
         self._outbox = outbox
         self._engine = engine
-        self._dispatcher = dispatcher
+        self._handover = handover
+        self._holds = holds
         self._publisher = publisher
         self._notifier = notifier
         self._clock = clock
@@ -180,18 +183,18 @@ class Relay:
         self._start_waiting()
         self._more = taken >= window
         if not self._more:
-            self.ramp.went_well()
+            self.ramp.note_success()
             return False
         await asyncio.sleep(self.ramp.pause())
         if not self._down and self._failure is None:
-            self.ramp.went_well()
+            self.ramp.note_success()
         return True
 
     async def _take(self, limit: int) -> int:
         """Take up to `limit` rows; return how many there were."""
         try:
-            await self._dispatcher.release_claims()
-            rows = await self._dispatcher.take(None, limit, hold_ms=HOLD_MS + round(self._publish_timeout * 1000))
+            await self._handover.release_claims()
+            rows = await self._handover.take_rows(limit, HOLD_TTL_MS + round(self._publish_timeout * 1000))
         except LedgerDown:
             self.ramp.outage()
             raise
@@ -221,7 +224,7 @@ class Relay:
     async def _push(self, row: OutboxRow) -> None:
         left = False
         try:
-            left = await self._dispatcher.publish(row, self._publisher, self._publish_timeout)
+            left = await self._handover.publish(row, self._publisher, self._publish_timeout)
             if left:
                 self._backoff.went_well()
         except BusDown as down:
@@ -233,13 +236,13 @@ class Relay:
             raise
         finally:
             if left:
-                self._dispatcher.let_go([row])
+                self._holds.let_go([row])
             else:
-                await self._dispatcher.put_back([row, *self._not_to_be_had(row.service)])
+                await self._holds.put_back([row, *self._not_to_be_had(row.service)])
 
     def _not_to_be_had(self, service: str) -> list[OutboxRow]:
         """Remove and return the waiting rows of a service at its cap; the next iteration takes what it has room for."""
-        if not self._dispatcher.is_capped(service):
+        if not self._handover.is_capped(service):
             return []
         rows = [row for row in self._waiting if row.service == service]
         self._waiting = deque(row for row in self._waiting if row.service != service)
@@ -248,4 +251,4 @@ class Relay:
     async def _give_up_waiting(self) -> None:
         rows = list(self._waiting)
         self._waiting.clear()
-        await self._dispatcher.put_back(rows)
+        await self._holds.put_back(rows)

@@ -92,7 +92,7 @@ class Sweeper:
             is_last = len(changes) < window or not acted
             if not is_last:
                 await asyncio.sleep(self._ramp.pause())
-            self._ramp.went_well()
+            self._ramp.note_success()
             resumed_at = await self._tick() if due else resumed_at  # this process may have been suspended meanwhile
             if is_last:
                 return moved

@@ -16,7 +16,7 @@ from lucius.engine.outbound.host_queue import HostQueue, Target, Waiting
 from lucius.engine.outbound.tenant_slots import TenantSlots
 from lucius.ports.clock import Clock
 from lucius.ports.http import Caller, Closed, Slot
-from lucius.usecases.handover.dispatcher import Dispatcher
+from lucius.usecases.handover.row_holds import RowHolds
 from lucius.usecases.handover.shielded_tasks import ShieldedTasks
 from lucius.usecases.handover.waiting_pulls import Pull
 from lucius.usecases.notifier import Notifier
@@ -55,7 +55,7 @@ class OutboundRunner:
         self,
         work: OutboundWork,
         *,
-        dispatcher: Dispatcher,
+        holds: RowHolds,
         caller: Caller,
         notifier: Notifier,
         clock: Clock,
@@ -63,7 +63,7 @@ class OutboundRunner:
         parallel: int = 64,
     ) -> None:
         self._work = work
-        self._dispatcher = dispatcher
+        self._holds = holds
         self._caller = caller
         self._notifier = notifier
         self._clock = clock
@@ -107,7 +107,7 @@ class OutboundRunner:
         """Start requests that may start; return whether there may be more to take right away."""
         await self._bring_back()
         self._start_waiting()
-        await self._dispatcher.put_back(self._queue.let_go(self._clock.now(), self._slots.has_free()))
+        await self._holds.put_back(self._queue.let_go(self._clock.now(), self._slots.has_free()))
         limit = min(BATCH_ROWS, self._queue.room, self._queue.size - len(self._aside))
         rows = await self._shielded.run(self._take_rows(limit)) if limit > 0 else []
         self._more = len(rows) >= limit
@@ -118,7 +118,7 @@ class OutboundRunner:
         passed = self._queue.passed
         await asyncio.sleep(len(passed) * SECONDS_PER_PASSED_ROW)
         taken_at, work = self._clock.now(), self._work
-        rows = await self._dispatcher.take(
+        rows = await self._holds.take(
             work.service, limit, hold_ms=work.hold_ms, passing=passed, postponed=work.takes_postponed
         )
         targets = await asyncio.gather(*map(work.target, rows), return_exceptions=True)
@@ -193,7 +193,7 @@ class OutboundRunner:
             return
         error = done.exception()
         if error is None and done.result():
-            self._dispatcher.let_go([row])
+            self._holds.let_go([row])
             return
         self._set_aside(row)
         if isinstance(error, Exception):
@@ -207,13 +207,13 @@ class OutboundRunner:
         now, rows = self._clock.now(), list[OutboxRow]()
         while self._aside and self._aside[0][0] <= now:
             rows.append(self._aside.popleft()[1])
-        await self._dispatcher.put_back(rows)
+        await self._holds.put_back(rows)
 
     async def _give_back_all(self) -> None:
         """Put all waiting rows back, for other replicas to take at once."""
         rows = self._queue.clear() + [row for _, row in self._aside]
         self._aside.clear()
-        await self._dispatcher.put_back(rows)
+        await self._holds.put_back(rows)
 
     async def _wait_for_more(self, seen: int) -> None:
         """Wait until a row arrives, a host opens, the loop is woken or the retry interval has passed."""

@@ -42,7 +42,8 @@ from lucius.ports.errors import (
 from lucius.ports.http import Caller, Closed
 from lucius.ports.inbox import Inbox, InboxMessage
 from lucius.ports.ledger import JobReader, Ledger
-from lucius.usecases.handover.dispatcher import Dispatcher
+from lucius.usecases.handover.directive_loader import DirectiveLoader
+from lucius.usecases.handover.unacked_caps import UnackedCaps
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +62,8 @@ class Activities:
         inbox: Inbox,
         engine: Engine,
         shortcuts: TaskShortcuts,
-        dispatcher: Dispatcher,
+        directive_loader: DirectiveLoader,
+        unacked_caps: UnackedCaps,
         publisher: Publisher | None,
         caller: Caller,
         http_attempt: HttpAttempt,
@@ -73,7 +75,8 @@ class Activities:
         self._inbox = inbox
         self._engine = engine
         self._shortcuts = shortcuts
-        self._dispatcher = dispatcher
+        self._directive_loader = directive_loader
+        self._unacked_caps = unacked_caps
         self._publisher = publisher
         self._caller = caller
         self._http_attempt = http_attempt
@@ -202,7 +205,7 @@ class Activities:
         decision = await self._engine.evaluate(handover.job_id, (handed_over,), handover.step_id, fresh=True)
         if not isinstance(decision.reply, Applied):
             return None, False
-        return await self._dispatcher.directive(handover, decision), False
+        return await self._directive_loader.load(handover, decision), False
 
     async def _claimed(self, claim: InboxMessage) -> bool:
         """Return whether to go on: the claim is new, or one of this process that could not be released."""
@@ -221,7 +224,7 @@ class Activities:
         waiting = sum(service == handover.service for service, _ in self._publishing.values())
         # Before the await, so that concurrent calls count it
         self._publishing[claim.message_id] = handover.service, now
-        return await self._dispatcher.has_room(handover.service, waiting)
+        return await self._unacked_caps.has_room(handover.service, waiting)
 
     async def _release(self, claim: InboxMessage) -> None:
         self._publishing.pop(claim.message_id, None)

@@ -4,35 +4,38 @@ A directive that can't be delivered goes to a waiting or the next pull, until it
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
 
 from lucius.contract import Directive
-from lucius.core.model.decision import Decision
 from lucius.core.model.records import OutboxRow
 from lucius.core.model.statuses import StepStatus
 from lucius.ports.clock import Clock
 from lucius.ports.errors import LedgerAway
 from lucius.ports.ledger import Ledger
+from lucius.usecases.handover.directive_loader import DirectiveLoader
 from lucius.usecases.handover.waiting_pulls import DeliverableDirective, WaitingPulls
 
 log = structlog.get_logger(__name__)
-
-Write = Callable[[OutboxRow, Decision], Awaitable[Directive | None]]
 
 
 class DeliverableDirectives:
     """Writes handed-over directives for pulls, and passes on what one pull can't receive to another."""
 
     def __init__(
-        self, ledger: Ledger, pulls: WaitingPulls, clock: Clock, write: Write, on_failure: Callable[[str], None]
+        self,
+        ledger: Ledger,
+        pulls: WaitingPulls,
+        clock: Clock,
+        loader: DirectiveLoader,
+        on_failure: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._ledger = ledger
         self._pulls = pulls
         self._clock = clock
-        self._write = write
+        self._loader = loader
         self._on_failure = on_failure
 
     async def directives(
@@ -44,7 +47,7 @@ class DeliverableDirectives:
         """
         passed_on = list(given)
         try:
-            writing = (self._write(one.row, one.decision) for one in given)
+            writing = (self._loader.load(one.row, one.decision) for one in given)
             written = await asyncio.gather(*writing, return_exceptions=True)
             if gone is not None and gone.done():
                 return []

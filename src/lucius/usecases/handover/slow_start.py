@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 
-FIRST = 8
+INITIAL_WINDOW = 8
 STEP_SECONDS = 0.2
 
 
 class Ramp:
     """Limits operations per turn: few after an outage, then twice as many after each success, up to `full`."""
 
-    def __init__(self, full: int, jitter: Callable[[], float], first: int = FIRST) -> None:
+    def __init__(self, full: int, jitter: Callable[[], float], initial: int = INITIAL_WINDOW) -> None:
         self._full = full
-        self._first = min(first, full)
+        self._initial = min(initial, full)
         self._jitter = jitter
         self.window = full
 
@@ -20,9 +20,9 @@ class Ramp:
         return self.window >= self._full
 
     def outage(self) -> None:
-        self.window = self._first
+        self.window = self._initial
 
-    def went_well(self) -> None:
+    def note_success(self) -> None:
         self.window = min(self.window * 2, self._full)
 
     def pause(self) -> float:
@@ -38,7 +38,7 @@ class PacedRamp:
         self._steady = steady
         self._left = full
         self._ends_at: float | None = None
-        self._goes_well = False
+        self._has_succeeded = False
 
     @property
     def is_full(self) -> bool:
@@ -49,18 +49,18 @@ class PacedRamp:
         self._ramp.outage()
         self._left, self._ends_at = self._ramp.window, None
 
-    def began(self, count: int) -> None:
+    def count_started(self, count: int) -> None:
         """Count operations that start now; a negative count returns those that did not start."""
         self._left = min(self._left - count, self._ramp.window)
 
-    def went_well(self) -> None:
-        self._goes_well = True
+    def note_success(self) -> None:
+        self._has_succeeded = True
 
     def room(self) -> int:
         """Return how many operations may start now."""
         if not self._ramp.is_full and self._ends_in() <= 0:
-            if self._goes_well:
-                self._ramp.went_well()
+            if self._has_succeeded:
+                self._ramp.note_success()
             self._begin()
         return self._ramp.window if self._ramp.is_full else max(0, self._left)
 
@@ -75,5 +75,5 @@ class PacedRamp:
         return self._ends_at - self._steady()
 
     def _begin(self) -> None:
-        self._left, self._goes_well = self._ramp.window, False
+        self._left, self._has_succeeded = self._ramp.window, False
         self._ends_at = self._steady() + self._ramp.pause()

@@ -18,9 +18,9 @@ from lucius.usecases.handover.waiting_pulls import DeliverableDirective, Waiting
 
 log = structlog.get_logger(__name__)
 
-MAX_DOUBTS = 1_000
-MAX_ASKS = 100  # takes some minutes; by then a directive without an ACK has timed out
-MAX_LOOKS = 8  # within some seconds, while the ledger answers but does not show the commit
+MAX_UNCERTAIN_COMMITS = 1_000
+MAX_QUERIES = 100  # takes some minutes; by then a directive without an ACK has timed out
+MAX_ANSWERED_QUERIES = 8  # within some seconds, while the ledger answers but does not show the commit
 FIRST_SECONDS, MAX_SECONDS = 0.05, 5.0
 
 
@@ -31,30 +31,30 @@ class UncertainCommits:
         self._ledger = ledger
         self._pulls = pulls
         self._jitter = jitter
-        self._asking: set[asyncio.Task[None]] = set()
+        self._lookups: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         """Return the number of commits that are being looked up."""
-        return len(self._asking)
+        return len(self._lookups)
 
     def note(self, decision: Decision) -> None:
         """Find out in the background whether the decision's directives were handed over."""
-        if len(self._asking) >= MAX_DOUBTS:
+        if len(self._lookups) >= MAX_UNCERTAIN_COMMITS:
             log.error("too many uncertain commits: a directive may reach no service", job_id=decision.job.job_id)
             return
         task = asyncio.get_running_loop().create_task(self._find_out(decision))
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        self._lookups.add(task)
+        task.add_done_callback(self._lookups.discard)
 
     async def _find_out(self, decision: Decision) -> None:
-        backoff, looks = Backoff(FIRST_SECONDS, MAX_SECONDS, self._jitter), 0
-        for _ in range(MAX_ASKS):
+        backoff, answered = Backoff(FIRST_SECONDS, MAX_SECONDS, self._jitter), 0
+        for _ in range(MAX_QUERIES):
             try:
                 found = await self._handed_over(decision)
-                looks += 1
+                answered += 1
             except LedgerError:
                 found = None
-            if found is not None or looks >= MAX_LOOKS:
+            if found is not None or answered >= MAX_ANSWERED_QUERIES:
                 for given in found or ():
                     self._pulls.give(given)
                 return

@@ -14,7 +14,7 @@ from lucius.core.model.records import OutboxRow
 
 log = structlog.get_logger(__name__)
 
-MAX_KEPT = 1_000
+MAX_KEPT_DIRECTIVES = 1_000
 
 
 class DeliverableDirective(Struct, frozen=True):
@@ -248,7 +248,7 @@ class WaitingPulls:
         """Keep a directive for the next pull. In memory only: if the process ends first, it has cost an attempt."""
         kept = self._kept.setdefault(given.row.service, [])
         kept.append(given)
-        if len(kept) > MAX_KEPT:
+        if len(kept) > MAX_KEPT_DIRECTIVES:
             lost = kept.pop(0).row
             log.error("handed-over directive dropped: no pull took it", job_id=lost.job_id, step_id=lost.step_id)
         self.wake_unbound(given.row.service, given.row.lane)
