@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from lucius.worker.failure import parse_retry_after
+from lucius.retry_after import parse_retry_after
 from lucius.worker.resolver import Resolver
 
 CONNECT_SECONDS = 5.0
@@ -66,8 +66,8 @@ class Transport:
                 _parse(url), data=body, headers=headers, allow_redirects=False
             ) as response:
                 answer = await response.read()
-                asked = parse_retry_after(response.headers.get("Retry-After")) or 0.0
-                return Reply(response.status, answer, min(MAX_RETRY_AFTER_SECONDS, asked))
+                asked = parse_retry_after(response.headers.get("Retry-After"), max_seconds=MAX_RETRY_AFTER_SECONDS)
+                return Reply(response.status, answer, asked or 0.0)
         except aiohttp.InvalidURL as error:
             return _no_address(error)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

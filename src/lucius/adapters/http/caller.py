@@ -21,15 +21,17 @@ from msgspec import Struct
 
 from lucius.adapters.http import destination as destinations
 from lucius.adapters.http.destination import Destination, Rules
-from lucius.adapters.http.host_concurrency import HostConcurrency, retry_after_ms
+from lucius.adapters.http.host_concurrency import HostConcurrency
 from lucius.adapters.http.lookups import Lookups, Resolve, resolve_by_system
 from lucius.adapters.http.secrets import Filling, normal
 from lucius.adapters.http.signing import Keys, parse_keys, signed_headers
 from lucius.contract.trace_context import trace_headers
+from lucius.core.model.records import Instant, Millis
 from lucius.ports.clock import Clock
 from lucius.ports.config import CallbackPolicy, CallPolicy
 from lucius.ports.errors import CallError, CallFailed, CallRefused
 from lucius.ports.http import Closed, HttpResponse, Outgoing, Slot
+from lucius.retry_after import parse_retry_after
 
 MAX_REQUEST_BYTES = 1024 * 1024
 MAX_RESPONSE_BYTES = 256 * 1024
@@ -208,7 +210,7 @@ class HttpCaller:
         self, response: aiohttp.ClientResponse, destination: Destination, filling: Filling, host: str
     ) -> HttpResponse:
         now = self._clock.now()
-        wait_ms = retry_after_ms(response.headers.get("Retry-After"), now)
+        wait_ms = _retry_after_ms(response, now)
         if response.status in SLOWED and wait_ms is not None:
             self.hosts.pause(host, now, wait_ms)
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -295,6 +297,12 @@ def _encoded(body: Any) -> tuple[bytes | None, str | None]:
     if len(encoded) > MAX_REQUEST_BYTES:
         raise CallRefused("BODY_TOO_LARGE", f"a body may have {MAX_REQUEST_BYTES} bytes and this has {len(encoded)}")
     return encoded, media_type
+
+
+def _retry_after_ms(response: aiohttp.ClientResponse, now: Instant) -> Millis | None:
+    """Return the pause that the answer asks for; None without one in the future."""
+    seconds = parse_retry_after(response.headers.get("Retry-After"), whole_only=True, now=now / 1000)
+    return round((seconds or 0.0) * 1000) or None
 
 
 def _kept(response: aiohttp.ClientResponse, filling: Filling) -> dict[str, str]:
