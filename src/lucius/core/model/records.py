@@ -350,7 +350,10 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OutboxRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The durable intent to hand over one attempt. The directive itself is rendered at hand-over."""
+    """The durable intent to hand over one attempt. The directive itself is rendered at hand-over.
+
+    The row of a job webhook has no lease, its `attempt_no` counts the deliveries, and its id ends with the run.
+    """
 
     outbox_id: str
     job_id: str

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from lucius.backoff import Backoff
+from lucius.core.decide.job_webhook import reported_run_no
 from lucius.core.model.decision import JobSnapshot
 from lucius.core.model.inputs import WebhookAttempted
 from lucius.core.model.records import ErrorInfo, OutboxRow
@@ -81,7 +82,7 @@ class JobWebhooks:
 
     async def _send(self, row: OutboxRow, url: str) -> WebhookAttempted:
         """Send the webhook and return what to record. Raises CallRefused or CallFailed."""
-        view, run_no = await self._view(row.job_id), int(row.lease_id)
+        view, run_no = await self._view(row.job_id), reported_run_no(row)
         call = Outgoing(
             method="POST",
             url=url,
