@@ -61,7 +61,7 @@ SWEEP_INTERVAL_SECONDS = 0.2
 SHARED_SWEEP_INTERVAL_SECONDS = 2.0  # replicas announce earlier deadlines to each other
 
 
-class Runtime:
+class ControlPlane:
     """A control plane, wired. Creating it builds every part, in the order of their needs, and starts nothing."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Runtime:
         self._role = role
         self._admission_cache = admission_cache
         self._pacer = pacer
-        for name, part in vars(Runtime).items():
+        for name, part in vars(ControlPlane).items():
             if isinstance(part, cached_property):
                 getattr(self, name)
 

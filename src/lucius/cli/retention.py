@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from lucius.cli import render
-from lucius.cli.connection import Options
+from lucius.cli.connection import GlobalOptions
 from lucius.cli.durations import parse_duration
 from lucius.cli.errors import Misused, Unsuccessful, run
 from lucius.cli.job_ids import MAX_CANDIDATES, id_prefix, only_id
@@ -133,7 +133,7 @@ def _minimum_age_ms(text: str) -> int:
 def _settings(ctx: typer.Context, data_dir: Path | None) -> "Settings":
     from lucius.bootstrap.settings import load_settings  # noqa: PLC0415
 
-    return load_settings(data_dir=data_dir or ctx.ensure_object(Options).data_dir)
+    return load_settings(data_dir=data_dir or ctx.ensure_object(GlobalOptions).data_dir)
 
 
 def _pause(settings: "Settings", seconds: float | None) -> float:

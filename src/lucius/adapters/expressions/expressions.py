@@ -24,8 +24,8 @@ from lucius.adapters.expressions.cel.cost import MAX_WORK, Bound, Estimate, grow
 from lucius.adapters.expressions.cel.results import complaint, plain, syntax_fault
 from lucius.adapters.expressions.cel.templates import Expression, Secret, Text
 from lucius.adapters.expressions.cel.tree import (
-    Call,
     Const,
+    FunctionCall,
     Ident,
     Literal,
     Loop,
@@ -276,7 +276,7 @@ def _look_up(program: _Program, values: Mapping[str, Any]) -> Any:
 def _is_encoded(source: str) -> bool:
     """Return whether an expression is one call of urlEncode, whose value needs no encoding."""
     tree = _program(source).tree
-    return isinstance(tree, Call) and tree.function == "urlEncode"
+    return isinstance(tree, FunctionCall) and tree.function == "urlEncode"
 
 
 def _encodes(node: Node) -> bool:
@@ -286,7 +286,7 @@ def _encodes(node: Node) -> bool:
             return False
         case Select(operand=operand):
             return _encodes(operand)
-        case Call(function=function, args=args):
+        case FunctionCall(function=function, args=args):
             return function == "urlEncode" or any(map(_encodes, args))
         case Literal(parts=parts):
             return any(map(_encodes, parts))

@@ -59,7 +59,7 @@ class _Prepared(Struct, frozen=True):
     body: bytes | None
 
 
-class _Progress:
+class _SendProgress:
     """Host of the request, and whether the peer may have seen it."""
 
     host = ""
@@ -117,7 +117,7 @@ class HttpCaller:
             raise
 
     async def _send(self, call: Outgoing, filling: Filling) -> HttpResponse:
-        progress = _Progress()
+        progress = _SendProgress()
         try:
             prepared = self._prepare(call, filling)
             progress.host = prepared.destination.host
@@ -170,7 +170,7 @@ class HttpCaller:
         return keys
 
     async def _exchange(
-        self, call: Outgoing, prepared: _Prepared, filling: Filling, progress: _Progress
+        self, call: Outgoing, prepared: _Prepared, filling: Filling, progress: _SendProgress
     ) -> HttpResponse:
         destination = prepared.destination
         party = call.tenant_id if call.from_client else destination.host
@@ -186,7 +186,7 @@ class HttpCaller:
             return await self._answer(response, destination, filling, host)
 
     @asynccontextmanager
-    async def _session(self, addresses: list[str], progress: _Progress) -> AsyncIterator[aiohttp.ClientSession]:
+    async def _session(self, addresses: list[str], progress: _SendProgress) -> AsyncIterator[aiohttp.ClientSession]:
         trace = aiohttp.TraceConfig()
 
         async def connected(*_: Any) -> None:

@@ -28,7 +28,7 @@ class HostQueueKey(NamedTuple):
     host: str
 
 
-class Target(NamedTuple):
+class RequestTarget(NamedTuple):
     """Where a row's request goes. Requests to the same `host` share its limits."""
 
     host: str
@@ -36,7 +36,7 @@ class Target(NamedTuple):
 
 
 class Waiting(Struct, frozen=True):
-    target: Target
+    target: RequestTarget
     row: OutboxRow
     since: Instant
 

@@ -11,7 +11,7 @@ from lucius.core.model.decision import JobSnapshot
 from lucius.core.model.inputs import WebhookAttempted
 from lucius.core.model.records import ErrorInfo, OutboxRow
 from lucius.core.protocol.definition import WEBHOOK_SERVICE
-from lucius.engine.outbound.host_queue import Target, Waiting
+from lucius.engine.outbound.host_queue import RequestTarget, Waiting
 from lucius.engine.outbound.webhook_body import webhook_body, webhook_id
 from lucius.ports.engine import Engine
 from lucius.ports.errors import CallFailed, CallRefused, LedgerError
@@ -51,10 +51,10 @@ class JobWebhooks:
         self._jitter = jitter
         self._on_failure = on_failure
 
-    async def target(self, row: OutboxRow) -> Target:
+    async def target(self, row: OutboxRow) -> RequestTarget:
         view = await self._ledger.load(row.job_id)
         url = view.job.command.callback_urls.get("job", "") if view else ""
-        return Target(self._caller.host(url, row.tenant_id), url)
+        return RequestTarget(self._caller.host(url, row.tenant_id), url)
 
     async def run(self, one: Waiting, admitted: Slot | Closed) -> bool:
         """Send one webhook and record the outcome."""

@@ -14,14 +14,14 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from lucius.adapters.bus.redis.connection import Argument, Script
+from lucius.adapters.bus.redis.connection import Argument, LuaScript
 from lucius.backoff import doubled
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 FIRST_BACKOFF_SECONDS = 0.2
 
-Ask = Callable[[Script, Sequence[str], Sequence[Argument]], Any]
+Ask = Callable[[LuaScript, Sequence[str], Sequence[Argument]], Any]
 
 
 class ClaimRenewer:
@@ -84,5 +84,5 @@ class ClaimRenewer:
             ceiling = self._idle_seconds / 3
         return ceiling * (0.75 + 0.25 * self._chance())
 
-    def _ask(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
+    def _ask(self, script: LuaScript, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
         return self._client.register_script(script.text)(keys=keys, args=arguments)
