@@ -22,7 +22,7 @@ from lucius.engine.liveness import SingleProcessLiveness
 from lucius.engine.loops import QUIET_SECONDS, EngineLoops
 from lucius.engine.outbound.calls import StepCalls
 from lucius.engine.outbound.http_attempt import HttpAttempt
-from lucius.engine.outbound.job_webhooks import PARALLEL, JobWebhooks
+from lucius.engine.outbound.job_webhooks import MAX_CONCURRENT_CALLS, JobWebhooks
 from lucius.engine.outbound.runner import OutboundRunner
 from lucius.observability.metrics import Metrics
 from lucius.observability.readiness import Readiness, Role, readiness_of
@@ -318,7 +318,7 @@ class ControlPlane:
             jitter=self._env.jitter,
             on_failure=self.metrics.loop_failed,
         )
-        return self._outbound(webhooks, parallel=PARALLEL)
+        return self._outbound(webhooks, parallel=MAX_CONCURRENT_CALLS)
 
     def _outbound(self, work: StepCalls | JobWebhooks, **limits: int) -> OutboundRunner:
         return OutboundRunner(

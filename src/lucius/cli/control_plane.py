@@ -22,7 +22,7 @@ from lucius.cli.errors import CliError, Misused
 from lucius.cli.open_files import fit_connections
 from lucius.observability.readiness import Role
 
-BACKLOG = 2048
+BACKLOG_CONNECTIONS = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -32,7 +32,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(BACKLOG)
+        listener.listen(BACKLOG_CONNECTIONS)
     except (OSError, OverflowError) as error:
         listener.close()
         raise _cannot_listen(host, port, error) from error

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SERVICES = ("ocr", "embedding", "sis")
 READY_SECONDS = 30.0
-SERVICE_GRACE = 2.0
+SERVICE_GRACE_SECONDS = 2.0
 SAMPLE_REF = "blob://in/contract.pdf"
 
 DataDir = Annotated[
@@ -204,7 +204,7 @@ def _worker_running(settings: "Settings", env: dict[str, str]) -> AbstractAsyncC
 def _services_running(env: dict[str, str] | None) -> AbstractAsyncContextManager[None]:
     """Run the three services as separate processes; none without an environment for them."""
     names = SERVICES if env is not None else ()
-    return _kept_running({name: ["service", name, "--grace", str(SERVICE_GRACE)] for name in names}, env or {})
+    return _kept_running({name: ["service", name, "--grace", str(SERVICE_GRACE_SECONDS)] for name in names}, env or {})
 
 
 @asynccontextmanager

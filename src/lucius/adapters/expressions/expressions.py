@@ -42,10 +42,10 @@ from lucius.adapters.expressions.cel.tree import (
 from lucius.core.model.tools import ToolError
 from lucius.json_schemas import BoundedValidator, InvalidSchema, bounded_validator
 
-MAX_LENGTH = 4096
+MAX_EXPRESSION_CHARS = 4096
 MAX_LOOPS = 4
 MAX_FAULTS = 5
-MAX_SHOWN_POINTER = 256
+MAX_SHOWN_POINTER_CHARS = 256
 _CACHED = 2048
 _CACHED_SCHEMAS = 256
 
@@ -178,8 +178,8 @@ class CelTools:
 @lru_cache(_CACHED)
 def _program(source: str) -> _Program:
     """Compile an expression. Raises ToolError."""
-    if len(source) > MAX_LENGTH:
-        raise ToolError(f"is longer than {MAX_LENGTH:,} characters")
+    if len(source) > MAX_EXPRESSION_CHARS:
+        raise ToolError(f"is longer than {MAX_EXPRESSION_CHARS:,} characters")
     if "\0" in source:  # the binding would read only up to it
         raise ToolError("has a zero character in it")
     tree = read_tree(_compile(source, frozenset(), checked=False).serialize())
@@ -311,4 +311,4 @@ def _shown(source: str) -> str:
 
 def _pointer(path: list[str | int]) -> str:
     pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path) or "/"
-    return pointer if len(pointer) <= MAX_SHOWN_POINTER else f"{pointer[: MAX_SHOWN_POINTER - 1]}…"
+    return pointer if len(pointer) <= MAX_SHOWN_POINTER_CHARS else f"{pointer[: MAX_SHOWN_POINTER_CHARS - 1]}…"

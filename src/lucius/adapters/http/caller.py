@@ -35,7 +35,7 @@ from lucius.retry_after import parse_retry_after
 
 MAX_REQUEST_BYTES = 1024 * 1024
 MAX_RESPONSE_BYTES = 256 * 1024
-MAX_HEADERS, MAX_HEADER_LENGTH = 32, 1024
+MAX_HEADERS, MAX_HEADER_CHARS = 32, 1024
 SLOWED = frozenset({429, 503})
 RAISED = (aiohttp.ClientError, OSError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions that a peer can provoke in the libraries; each ends this call alone."""
@@ -309,7 +309,7 @@ def _kept(response: aiohttp.ClientResponse, filling: Filling) -> dict[str, str]:
     """Return the headers to keep, blanked before they are cut: half a secret would not be found any more."""
     found = [(_utf8(name).lower(), _utf8(value)) for name, value in response.headers.items()]
     kept = [(name, value) for name, value in found if name in _KEPT or name.startswith("x-")][:MAX_HEADERS]
-    return {name: value[:MAX_HEADER_LENGTH] for name, value in filling.blank(dict(reversed(kept))).items()}
+    return {name: value[:MAX_HEADER_CHARS] for name, value in filling.blank(dict(reversed(kept))).items()}
 
 
 def _utf8(text: str) -> str:

@@ -18,7 +18,7 @@ from lucius.addresses import IPAddress, is_public, unwrap_ipv4
 from lucius.ports.config import CallbackPolicy, CallPolicy
 from lucius.ports.errors import CallFailed, CallRefused
 
-MAX_URL_LENGTH = 8192
+MAX_URL_CHARS = 8192
 _IN_PATH = "/%:@!$&'()*+,;="
 _IN_QUERY = _IN_PATH + "?"
 _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -46,7 +46,7 @@ class Destination(Struct, frozen=True):
 def parse(text: str) -> Destination:
     """Parse a URL, for the checks and for the connection alike. Raises CallRefused."""
     try:
-        url = _with_exact_target(text) if len(text) <= MAX_URL_LENGTH else URL()
+        url = _with_exact_target(text) if len(text) <= MAX_URL_CHARS else URL()
         host, port = (url.raw_host or "").rstrip(".").lower(), url.port or 0
     except (ValueError, UnicodeError):
         raise CallRefused("BAD_URL", "the URL is malformed") from None

@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 TIMEOUT_MS = 15_000
 WAIT_MS = 2 * TIMEOUT_MS  # rows that wait longer for their receiver are put back
 HOLD_MS = 300_000  # other replicas do not repeat what may be in flight, or not yet recorded by a slow ledger
-PARALLEL = 256
+MAX_CONCURRENT_CALLS = 256
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
 
 

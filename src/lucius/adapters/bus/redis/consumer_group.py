@@ -23,7 +23,7 @@ GONE_SECONDS = 3600.0
 TIDY_SECONDS = 600.0
 MAX_BLOCK_SECONDS = 60.0
 NEVER = 2**53
-MAX_LOST = 10_000
+MAX_LOST_ENTRIES = 10_000
 
 
 class EntryPosition(NamedTuple):
@@ -171,7 +171,7 @@ class ConsumerGroup:
     async def _give_back_lost(self) -> None:
         if self._lost_some:
             at_work = self._named(self._at_work)
-            arguments = (self._group, self._me, MAX_LOST, *at_work)
+            arguments = (self._group, self._me, MAX_LOST_ENTRIES, *at_work)
             lost = self._new_messages(await self._commands.run(scripts.FIND_LOST, self._streams, *arguments))
             await self._run_for(scripts.GIVE_BACK, [message.place for message in lost])
 
