@@ -7,7 +7,7 @@ ingress refuses hosts that are such addresses.
 import socket
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
-Address = IPv4Address | IPv6Address
+IPAddress = IPv4Address | IPv6Address
 
 _NAT64 = IPv6Network("64:ff9b::/96")
 _NAT64_LOCAL = IPv6Network("64:ff9b:1::/48")
@@ -15,7 +15,7 @@ _METADATA = (IPv4Network("168.63.129.16/32"), IPv4Network("192.0.0.0/24"))
 """Cloud-internal services at addresses that look public: Azure's, and Oracle's in the protocol assignments block."""
 
 
-def is_public(address: Address) -> bool:
+def is_public(address: IPAddress) -> bool:
     """Return True if an address belongs to the public internet.
 
     Loopback, private, link-local (cloud metadata services), multicast and reserved addresses do not.
@@ -42,7 +42,7 @@ def is_private_host(host: str) -> bool:
     return address is not None and not is_public(address)
 
 
-def _parse_literal(host: str) -> Address | None:
+def _parse_literal(host: str) -> IPAddress | None:
     """Return the address that a host is, in any spelling that resolvers read: 10.0.0.1, 10.1, 167772161, 0xa000001."""
     try:
         return IPv6Address(host[1:-1]) if host.startswith("[") else IPv4Address(socket.inet_aton(host))
@@ -50,7 +50,7 @@ def _parse_literal(host: str) -> Address | None:
         return None
 
 
-def unwrap_ipv4(address: Address) -> Address:
+def unwrap_ipv4(address: IPAddress) -> IPAddress:
     """Return the IPv4 address embedded in an IPv6 address; return any other address unchanged."""
     if isinstance(address, IPv4Address):
         return address

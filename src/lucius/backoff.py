@@ -9,7 +9,7 @@ MAX_NAMES = 5_000
 _DOUBLINGS = 20
 
 
-class Clock(Protocol):
+class MillisClock(Protocol):
     def now(self) -> int:
         """Return milliseconds since the epoch."""
 
@@ -55,7 +55,7 @@ class KeyedBackoff:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: MillisClock,
         jitter: Callable[[], float],
         *,
         first: float = FIRST_SECONDS,

@@ -12,7 +12,7 @@ import uvicorn
 
 from lucius.adapters.bus.local import LocalConsumer
 from lucius.api.app import create_app
-from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.control_plane import ControlPlane
 from lucius.bootstrap.lifecycle import open_runtime
 from lucius.bootstrap.settings import load_settings
 from lucius.contract import Directive
@@ -33,7 +33,7 @@ class _Server(uvicorn.Server):
         yield  # pytest handles signals
 
 
-class ControlPlane:
+class ControlPlaneUnderTest:
     """Runs a server that can be stopped and restarted on the same port and the same ledger file."""
 
     def __init__(self, data_dir: Path, **env: str) -> None:
@@ -41,14 +41,14 @@ class ControlPlane:
         self.url = f"http://127.0.0.1:{self.port}"
         wanted = {"LUCIUS_DEV_API_KEY": KEY, "LUCIUS_ORCHESTRATOR_URL": self.url, "LUCIUS_LOG_LEVEL": "error", **env}
         self._settings = load_settings(wanted, data_dir=data_dir)
-        self._opened: Runtime | None = None
+        self._opened: ControlPlane | None = None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._consumers: list[LocalConsumer] = []
         self._session = aiohttp.ClientSession()
 
     @property
-    def runtime(self) -> Runtime:
+    def runtime(self) -> ControlPlane:
         assert self._opened is not None
         return self._opened
 
@@ -75,7 +75,7 @@ class ControlPlane:
         await self.stop()
 
     @asynccontextmanager
-    async def _open(self) -> AsyncIterator[Runtime]:
+    async def _open(self) -> AsyncIterator[ControlPlane]:
         async with open_runtime(self._settings) as runtime:
             self._opened = runtime
             yield runtime
@@ -118,8 +118,8 @@ class ControlPlane:
 
 
 @asynccontextmanager
-async def control_plane(data_dir: Path, **env: str) -> AsyncIterator[ControlPlane]:
-    plane = ControlPlane(data_dir, **env)
+async def control_plane(data_dir: Path, **env: str) -> AsyncIterator[ControlPlaneUnderTest]:
+    plane = ControlPlaneUnderTest(data_dir, **env)
     await plane.start()
     try:
         yield plane

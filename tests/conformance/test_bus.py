@@ -17,7 +17,7 @@ from lucius.adapters.bus.redis.publisher import RedisPublisher
 from lucius.contract import Directive
 from lucius.ports.bus import Consumer, Publisher
 from lucius.ports.errors import BusDown, MessageRefused
-from tests.conformance.control_plane import QUIET, ControlPlane, control_plane
+from tests.conformance.control_plane import QUIET, ControlPlaneUnderTest, control_plane
 from tests.integration.worker.support import API_KEY, FakeOrchestrator, directive, fake_orchestrator, until
 from tests.support.redis import RedisServer
 
@@ -57,7 +57,7 @@ class MemoryHarness:
 class LocalHarness:
     """Tests LocalConsumer over real HTTP against a real control plane; directives are offered as jobs."""
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlaneUnderTest) -> None:
         self._plane = plane
 
     async def offer(self, *directives: Directive) -> None:

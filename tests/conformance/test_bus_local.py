@@ -11,7 +11,7 @@ from lucius.adapters.ledger.sqlite.store import SqliteStore
 from lucius.contract import Directive
 from lucius.core.model.records import Step
 from lucius.core.model.statuses import AttemptOutcome, OutboxStatus, StepStatus
-from tests.conformance.control_plane import KEY, QUIET, ControlPlane, control_plane
+from tests.conformance.control_plane import KEY, QUIET, ControlPlaneUnderTest, control_plane
 from tests.integration.worker.support import until
 
 SOON = 5.0  # seconds; nothing polls more often than every ten minutes in these tests
@@ -19,12 +19,12 @@ DAY_MS = 86_400_000  # after every deadline of an attempt, and before the timeou
 
 
 @pytest.fixture
-async def plane(tmp_path: Path) -> AsyncIterator[ControlPlane]:
+async def plane(tmp_path: Path) -> AsyncIterator[ControlPlaneUnderTest]:
     async with control_plane(tmp_path, **QUIET) as plane:
         yield plane
 
 
-async def step_of(plane: ControlPlane, job_id: str) -> Step:
+async def step_of(plane: ControlPlaneUnderTest, job_id: str) -> Step:
     view = await plane.runtime.store.jobs.job(job_id)
     assert view is not None
     return view.steps["ocr"]
@@ -34,7 +34,7 @@ def names(directives: list[Directive]) -> list[str]:
     return [directive.message_id for directive in directives]
 
 
-async def test_waiting_pull_is_woken_by_the_commit(plane: ControlPlane) -> None:
+async def test_waiting_pull_is_woken_by_the_commit(plane: ControlPlaneUnderTest) -> None:
     for number in range(5):
         waiting = asyncio.create_task(plane.consumer("ocr").pull(1, 60))
         await until(lambda: plane.waiting() == 1)
@@ -42,7 +42,7 @@ async def test_waiting_pull_is_woken_by_the_commit(plane: ControlPlane) -> None:
         assert names(await asyncio.wait_for(waiting, SOON)) == [f"{job_id}/ocr/1"]
 
 
-async def test_next_step_wakes_only_pulls_of_its_service(plane: ControlPlane) -> None:
+async def test_next_step_wakes_only_pulls_of_its_service(plane: ControlPlaneUnderTest) -> None:
     embedding = asyncio.create_task(plane.consumer("embedding").pull(1, 60))
     sis = asyncio.create_task(plane.consumer("sis").pull(1, 60))
     await until(lambda: plane.waiting() == 2)
@@ -54,7 +54,7 @@ async def test_next_step_wakes_only_pulls_of_its_service(plane: ControlPlane) ->
     sis.cancel()
 
 
-async def test_pull_of_another_lane_does_not_consume_the_wake_up(plane: ControlPlane) -> None:
+async def test_pull_of_another_lane_does_not_consume_the_wake_up(plane: ControlPlaneUnderTest) -> None:
     other = asyncio.create_task(plane.consumer("ocr", [4]).pull(1, 60))
     await until(lambda: plane.waiting() == 1)
     fitting = asyncio.create_task(plane.consumer("ocr", [3]).pull(1, 60))
@@ -64,7 +64,7 @@ async def test_pull_of_another_lane_does_not_consume_the_wake_up(plane: ControlP
     other.cancel()
 
 
-async def test_only_one_of_two_racing_pulls_gets_the_row(plane: ControlPlane) -> None:
+async def test_only_one_of_two_racing_pulls_gets_the_row(plane: ControlPlaneUnderTest) -> None:
     for number in range(20):
         first = await plane.submit(2 * number)
         racing = [asyncio.create_task(plane.consumer("ocr").pull(1, 60)) for _ in range(2)]
@@ -74,7 +74,7 @@ async def test_only_one_of_two_racing_pulls_gets_the_row(plane: ControlPlane) ->
         assert names(await asyncio.wait_for(losing.pop(), SOON)) == [f"{second}/ocr/1"]
 
 
-async def test_concurrent_pulls_get_each_attempt_once(plane: ControlPlane) -> None:
+async def test_concurrent_pulls_get_each_attempt_once(plane: ControlPlaneUnderTest) -> None:
     jobs = 150
     found: list[str] = []
 
@@ -130,7 +130,7 @@ async def test_ack_or_result_frees_capacity_for_a_waiting_pull(tmp_path: Path) -
 
 
 class TestDisconnectedPull:
-    async def send_unread_pull(self, plane: ControlPlane, wait_seconds: float) -> asyncio.StreamWriter:
+    async def send_unread_pull(self, plane: ControlPlaneUnderTest, wait_seconds: float) -> asyncio.StreamWriter:
         """Send a pull whose answer is never read; return the connection's writer."""
         _, writer = await asyncio.open_connection("127.0.0.1", plane.port)
         body = json.dumps({"max": 10, "wait_seconds": wait_seconds})
@@ -139,7 +139,7 @@ class TestDisconnectedPull:
         await writer.drain()
         return writer
 
-    async def test_directive_is_not_handed_to_a_disconnected_waiting_pull(self, plane: ControlPlane) -> None:
+    async def test_directive_is_not_handed_to_a_disconnected_waiting_pull(self, plane: ControlPlaneUnderTest) -> None:
         writer = await self.send_unread_pull(plane, 60)
         await until(lambda: plane.waiting() == 1)
         writer.close()
@@ -162,7 +162,7 @@ class TestDisconnectedPull:
                 assert lost.attempt.outcome is AttemptOutcome.ACK_TIMEOUT
                 assert (done.attempt.attempt_no, done.attempt.outcome) == (2, AttemptOutcome.SUCCEEDED)
 
-    async def finish_all(self, plane: ControlPlane, submitted: list[str]) -> None:
+    async def finish_all(self, plane: ControlPlaneUnderTest, submitted: list[str]) -> None:
         left = set(submitted)
         consumer = plane.consumer("ocr")
         async with asyncio.timeout(30):
@@ -187,7 +187,7 @@ class TestDisconnectedPull:
             assert await plane.runtime.store.jobs.backlog(10**15) == {}
 
 
-async def test_pulled_row_is_settled(plane: ControlPlane) -> None:
+async def test_pulled_row_is_settled(plane: ControlPlaneUnderTest) -> None:
     job_id = await plane.submit(1)
     await plane.consumer("ocr").pull(1, 0)
     assert isinstance(plane.runtime.store, SqliteStore)

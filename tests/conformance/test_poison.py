@@ -12,7 +12,7 @@ from lucius.adapters.bus.redis.consumer import RedisConsumer
 from lucius.contract import Directive
 from lucius.core.model.statuses import JobStatus, ReviewKind
 from lucius.ports.ledger import ReviewFilter
-from tests.conformance.control_plane import QUIET, ControlPlane, control_plane
+from tests.conformance.control_plane import QUIET, ControlPlaneUnderTest, control_plane
 from tests.support.redis import RedisServer
 
 SOON = 15.0
@@ -20,7 +20,7 @@ STREAM = "lucius:global-bus-p3:ocr"
 
 
 class Setup:
-    def __init__(self, plane: ControlPlane, url: str) -> None:
+    def __init__(self, plane: ControlPlaneUnderTest, url: str) -> None:
         self.plane = plane
         self.client: Any = redis.Redis.from_url(url.partition("?")[0])
         self._url = url

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lucius.conformance.model import Outcome, Pace
+from lucius.conformance.model import CaseOutcome, Pace
 from lucius.conformance.run import choose, run
 from tests.integration.conformance_kit.support import options
 from tests.support.redis import RedisServer
@@ -25,8 +25,8 @@ async def main() -> int:
         finally:
             server.stop()
     for case in report.cases:
-        print(f"{case.outcome!s:8} {case.id}  {case.seen if case.outcome is Outcome.FAIL else ''}")
-    return int(any(case.outcome is Outcome.FAIL for case in report.cases))
+        print(f"{case.outcome!s:8} {case.id}  {case.seen if case.outcome is CaseOutcome.FAIL else ''}")
+    return int(any(case.outcome is CaseOutcome.FAIL for case in report.cases))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from scripts.asyncapi import DIRECTIVE
 
 from lucius.adapters.admission.redis import RedisAdmissionCache
 from lucius.adapters.bus.redis import scripts
-from lucius.adapters.bus.redis.connection import Script
+from lucius.adapters.bus.redis.connection import LuaScript
 from lucius.adapters.bus.redis.consumer import RedisConsumer
 from lucius.core.model.inputs import Cap
 from lucius.worker.idempotency import AttemptKey
@@ -135,7 +135,7 @@ def commands_of(text: str) -> set[tuple[str, ...]]:
 
 
 def test_rights_cover_every_command_of_the_scripts(admin: Any) -> None:
-    texts = {name: value.text for name, value in vars(scripts).items() if isinstance(value, Script)}
+    texts = {name: value.text for name, value in vars(scripts).items() if isinstance(value, LuaScript)}
     assert len(texts) >= 9
     for name, text in texts.items():
         users = ["lucius-control"] if name == "TRIM" else ["lucius-control", "lucius-ocr"]

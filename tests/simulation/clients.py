@@ -10,7 +10,7 @@ from lucius.core.model.statuses import TERMINAL_JOB
 from lucius.ports.errors import LedgerFull
 from lucius.usecases.access.auth import ALL_SCOPES, Principal
 from lucius.usecases.errors import RejectCode, Rejected
-from lucius.usecases.queries.jobs import Wait
+from lucius.usecases.queries.jobs import WaitOptions
 from tests.simulation.clock import LoopClock
 from tests.simulation.disk import Disk
 from tests.simulation.faults import Faults
@@ -136,7 +136,7 @@ class Client:
             self._require(explained, "a waiting job says why", view.status)
 
     async def _look(self, process: Process) -> JobView:
-        return await process.runtime.queries.job(self.job_id, WHO, Wait(4.0))
+        return await process.runtime.queries.job(self.job_id, WHO, WaitOptions(4.0))
 
     def _require(self, holds: bool, rule: str, what: str) -> None:
         self._monitor.require(holds, rule, self.job_id, f"{self.name}: {what}")

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from lucius.adapters.ledger.memory.tables import JobEntry
-from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.control_plane import ControlPlane
 from lucius.core.model.records import ReviewItem, Step
 from lucius.core.model.statuses import JobStatus, ReviewKind, ReviewStatus, StepStatus
 from lucius.ports.errors import LedgerFull
@@ -77,7 +77,7 @@ class Deed(Struct, frozen=True):
     """Request of an operator. `proof` is the event that must exist once it was granted."""
 
     name: str
-    do: Callable[[Runtime], Coroutine[Any, Any, Any]]
+    do: Callable[[ControlPlane], Coroutine[Any, Any, Any]]
     proof: tuple[str, str] | None = None
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
-from lucius.bootstrap.control_plane import Runtime
-from lucius.ports.errors import LuciusError
+from lucius.bootstrap.control_plane import ControlPlane
+from lucius.ports.errors import ExpectedError
 from tests.simulation.clock import LoopClock, Owner, VirtualLoop
 from tests.simulation.disk import Connection, Disk
 from tests.simulation.faults import Faults
@@ -31,7 +31,7 @@ class Process(Owner):
         self.name = name
         self.started_at = started_at
         self.connection = Connection(disk, name)
-        self.runtime: Runtime
+        self.runtime: ControlPlane
         self.open = False
         self.dead = False
         self.pulling: Counter[str] = Counter()
@@ -66,7 +66,7 @@ class Fleet:
         disk: Disk,
         faults: Faults,
         monitor: Monitor,
-        build: Callable[[Process], Runtime],
+        build: Callable[[Process], ControlPlane],
         gap_ms: int,
     ) -> None:
         self._loop, self._rng, self._disk, self._faults, self._monitor = loop, rng, disk, faults, monitor
@@ -107,7 +107,7 @@ class Fleet:
         if done.cancelled() or process.dead or done.exception() is None:
             return
         error = done.exception()
-        self._monitor.require(isinstance(error, LuciusError), "an engine starts", "", repr(error))
+        self._monitor.require(isinstance(error, ExpectedError), "an engine starts", "", repr(error))
         self._faults.saw("start_failed")
         self.crash(slot, downtime=1.0)
 

@@ -14,7 +14,7 @@ import pytest
 from lucius.adapters.bus.memory import MemoryBus
 from lucius.adapters.ledger.memory.store import open_memory
 from lucius.bootstrap import control_plane
-from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.control_plane import ControlPlane
 from lucius.bootstrap.lifecycle import attach
 from lucius.bootstrap.settings import Settings
 from lucius.contract import Directive
@@ -52,7 +52,7 @@ def command(number: int, service: str, tenant_id: str = "acme") -> bytes:
     return msgspec.json.encode({**fixed, **refs, "request_type": service})
 
 
-def runtime_over(bus: MemoryBus | None, loop: VirtualLoop, ids: "count[int]", max_unacked: int) -> Runtime:
+def runtime_over(bus: MemoryBus | None, loop: VirtualLoop, ids: "count[int]", max_unacked: int) -> ControlPlane:
     bus_url = "memory:" if bus else "local:"
     settings = Settings(
         bus_url=bus_url,
@@ -61,7 +61,7 @@ def runtime_over(bus: MemoryBus | None, loop: VirtualLoop, ids: "count[int]", ma
         max_unacked=max_unacked,
     )
     env = Env(new_id=lambda: f"id-{next(ids)}", jitter=lambda: 0.5)
-    runtime = Runtime(settings, open_memory(), bus, LoopClock(loop), env)
+    runtime = ControlPlane(settings, open_memory(), bus, LoopClock(loop), env)
     attach(runtime)
     return runtime
 
@@ -95,7 +95,7 @@ def test_rows_of_a_service_at_its_cap_do_not_block_rows_of_another_service() -> 
     run(life, BATCH)
 
 
-async def acked(runtime: Runtime, directive: Directive) -> None:
+async def acked(runtime: ControlPlane, directive: Directive) -> None:
     ack = Ack(step_id=directive.stepId, attempt_no=directive.attempt_no, lease_id=directive.lease_id)
     await runtime.engine.apply(directive.jobId, (ack,))
 

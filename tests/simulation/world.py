@@ -16,7 +16,7 @@ from lucius.adapters.expressions.expressions import CelTools
 from lucius.adapters.ledger import group_commit
 from lucius.adapters.ledger.memory.store import open_memory
 from lucius.bootstrap import control_plane
-from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.control_plane import ControlPlane
 from lucius.bootstrap.lifecycle import attach
 from lucius.core.decide import changeset
 from lucius.core.model.decision import Env
@@ -103,11 +103,11 @@ class World:
     def new_id(self) -> str:
         return f"id-{next(self._ids):05d}"
 
-    def _build(self, process: Process) -> Runtime:
+    def _build(self, process: Process) -> ControlPlane:
         publisher = self.broker.link(process) if self.pushes else None
         env = Env(self.new_id, self.rng.random, self.settings.defaults, TOOLS)
         clock, caller = LoopClock(self.loop), self.outside.link()
-        runtime = Runtime(self.settings, process.connection.store, publisher, clock, env, caller)
+        runtime = ControlPlane(self.settings, process.connection.store, publisher, clock, env, caller)
         attach(runtime)
         return runtime
 

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from lucius.api.app import create_app
 from lucius.api.fast_routes import FastRoutes
-from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.control_plane import ControlPlane
 from lucius.bootstrap.lifecycle import open_runtime
 from lucius.bootstrap.settings import Settings, load_settings
 from lucius.core.model.decision import Defaults
@@ -113,7 +113,7 @@ class Api(Struct):
     """Calls one server. Requests carry `key` unless a call passes another."""
 
     app: FastRoutes
-    runtime: Runtime
+    runtime: ControlPlane
     clock: ManualClock
     key: str = KEY
     tenant: str = "acme"
@@ -299,9 +299,9 @@ def settings_for(tmp_path: Path, **changes: Any) -> Settings:
 async def serving(settings: Settings, clock: ManualClock | None = None) -> AsyncIterator[Api]:
     """Run a server with its lifespan, as uvicorn would."""
     clock = clock or ManualClock()
-    opened: list[Runtime] = []
+    opened: list[ControlPlane] = []
 
-    def opener() -> AbstractAsyncContextManager[Runtime]:
+    def opener() -> AbstractAsyncContextManager[ControlPlane]:
         return _recording(open_runtime(settings, clock), opened)
 
     app = create_app(opener)
@@ -310,7 +310,9 @@ async def serving(settings: Settings, clock: ManualClock | None = None) -> Async
 
 
 @asynccontextmanager
-async def _recording(opening: AbstractAsyncContextManager[Runtime], opened: list[Runtime]) -> AsyncIterator[Runtime]:
+async def _recording(
+    opening: AbstractAsyncContextManager[ControlPlane], opened: list[ControlPlane]
+) -> AsyncIterator[ControlPlane]:
     async with opening as runtime:
         opened.append(runtime)
         yield runtime

@@ -6,7 +6,7 @@ import pytest
 from temporalio.service import RPCError
 
 from lucius.engine.temporal import client as temporal_client
-from lucius.engine.temporal.client import Address, connect
+from lucius.engine.temporal.client import TemporalAddress, connect
 from tests.support.temporal import TemporalServer
 from tests.support.tls import SERVER_NAME, Authority, tls_in_front_of
 
@@ -30,7 +30,7 @@ def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 async def test_connection_over_mutual_tls_succeeds(temporal_server: TemporalServer, own_authority: Authority) -> None:
     async with tls_in_front_of(temporal_server.port, own_authority, protocols=HTTP_2) as target:
-        address = Address(
+        address = TemporalAddress(
             target=target,
             ca_file=own_authority.ca,
             cert_file=own_authority.cert,
@@ -40,13 +40,13 @@ async def test_connection_over_mutual_tls_succeeds(temporal_server: TemporalServ
         client = await connect(address)
         assert (await client.count_workflows("WorkflowId='nobody'")).count == 0
         with pytest.raises((RPCError, RuntimeError)):
-            await (await connect(Address(target=target))).count_workflows("WorkflowId='nobody'")
+            await (await connect(TemporalAddress(target=target))).count_workflows("WorkflowId='nobody'")
 
 
 async def test_api_key_is_sent_with_each_request(temporal_server: TemporalServer, own_authority: Authority) -> None:
     seen = bytearray()
     async with tls_in_front_of(temporal_server.port, own_authority, seen, protocols=HTTP_2) as target:
-        address = Address(
+        address = TemporalAddress(
             target=target,
             ca_file=own_authority.ca,
             cert_file=own_authority.cert,
@@ -65,7 +65,7 @@ async def test_connection_with_an_unexpected_authority_name_or_certificate_is_re
     of = other_authority if wrong == "certificate" else own_authority
     shown = (None, None) if wrong == "no certificate" else (of.cert, of.key)
     async with tls_in_front_of(temporal_server.port, own_authority, protocols=HTTP_2) as target:
-        address = Address(
+        address = TemporalAddress(
             target=target,
             ca_file=other_authority.ca if wrong == "server's authority" else own_authority.ca,
             cert_file=shown[0],
@@ -86,6 +86,6 @@ async def test_connection_to_a_silent_server_times_out(monkeypatch: pytest.Monke
     listening = await asyncio.start_server(silent, "127.0.0.1", 0)
     try:
         with pytest.raises(TimeoutError):
-            await connect(Address(target=f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"))
+            await connect(TemporalAddress(target=f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"))
     finally:
         listening.close()

@@ -17,7 +17,7 @@ from lucius.core.model.inputs import DeadlinePassed
 from lucius.core.model.statuses import JobStatus, OutboxStatus
 from lucius.engine.temporal.engine import TemporalEngine
 from lucius.ports.errors import ForeignEngine
-from tests.conformance.control_plane import ControlPlane, control_plane
+from tests.conformance.control_plane import ControlPlaneUnderTest, control_plane
 from tests.support.fastpath import fastpath_env
 from tests.support.temporal import TemporalServer
 
@@ -38,14 +38,14 @@ def over(server: TemporalServer, **more: str) -> dict[str, str]:
     }
 
 
-def temporal_engine(plane: ControlPlane) -> TemporalEngine:
+def temporal_engine(plane: ControlPlaneUnderTest) -> TemporalEngine:
     engine = plane.runtime.engine
     assert isinstance(engine, TemporalEngine)
     return engine
 
 
 @pytest.fixture
-async def plane(tmp_path: Path, temporal_server: TemporalServer) -> AsyncIterator[ControlPlane]:
+async def plane(tmp_path: Path, temporal_server: TemporalServer) -> AsyncIterator[ControlPlaneUnderTest]:
     async with control_plane(tmp_path, **over(temporal_server)) as plane:
         yield plane
 
@@ -61,28 +61,30 @@ async def until(true: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def status(plane: ControlPlane, job_id: str) -> JobStatus:
+async def status(plane: ControlPlaneUnderTest, job_id: str) -> JobStatus:
     view = await plane.runtime.store.jobs.job(job_id)
     assert view is not None
     return view.job.status
 
 
-async def finish(plane: ControlPlane, directive: Any) -> None:
+async def finish(plane: ControlPlaneUnderTest, directive: Any) -> None:
     await plane.call_back("ack", directive)
     await plane.call_back("result", directive, status="SUCCEEDED", result={"pages": 1})
 
 
-async def event_types(plane: ControlPlane, job_id: str) -> list[str]:
+async def event_types(plane: ControlPlaneUnderTest, job_id: str) -> list[str]:
     return [event.type for event in await plane.runtime.store.history.events(job_id, 0, 100)]
 
 
-def ledger(plane: ControlPlane) -> MemoryStore:
+def ledger(plane: ControlPlaneUnderTest) -> MemoryStore:
     store = plane.runtime.store
     assert isinstance(store, MemoryStore)
     return store
 
 
-async def test_restored_ledger_is_brought_up_to_date_by_the_workflow_and_no_step_repeats(plane: ControlPlane) -> None:
+async def test_restored_ledger_is_brought_up_to_date_by_the_workflow_and_no_step_repeats(
+    plane: ControlPlaneUnderTest,
+) -> None:
     job_id = await plane.submit(1)
     consumer = plane.consumer("ocr")
     store = ledger(plane)
@@ -106,21 +108,21 @@ async def test_restored_ledger_is_brought_up_to_date_by_the_workflow_and_no_step
     assert all(value == 0 for value in (await store.jobs.counters("")).values())
 
 
-async def _is_dispatching(plane: ControlPlane, job_id: str) -> bool:
+async def _is_dispatching(plane: ControlPlaneUnderTest, job_id: str) -> bool:
     view = await plane.runtime.store.jobs.job(job_id)
     return view is not None and any(step.status == "DISPATCHING" for step in view.steps.values())
 
 
-async def _has_step(plane: ControlPlane, job_id: str, wanted: str) -> bool:
+async def _has_step(plane: ControlPlaneUnderTest, job_id: str, wanted: str) -> bool:
     view = await plane.runtime.store.jobs.job(job_id)
     return view is not None and any(step.status == wanted for step in view.steps.values())
 
 
-async def _ended(plane: ControlPlane, job_id: str) -> bool:
+async def _ended(plane: ControlPlaneUnderTest, job_id: str) -> bool:
     return not (view := await plane.runtime.store.jobs.job(job_id)) or not view.job.live
 
 
-async def test_job_lost_by_the_ledger_is_restored_from_its_workflow(plane: ControlPlane) -> None:
+async def test_job_lost_by_the_ledger_is_restored_from_its_workflow(plane: ControlPlaneUnderTest) -> None:
     job_id = await plane.submit(1)
     await until(lambda: _is_dispatching(plane, job_id))
     store = ledger(plane)
@@ -140,13 +142,13 @@ async def test_job_lost_by_the_ledger_is_restored_from_its_workflow(plane: Contr
     assert await status(plane, job_id) is JobStatus.SUCCEEDED
 
 
-async def _has_repaired(plane: ControlPlane) -> bool:
+async def _has_repaired(plane: ControlPlaneUnderTest) -> bool:
     """Compare until something is repaired; Temporal's index of running workflows lags behind."""
     return await temporal_engine(plane).background.comparison.compare_all() > 0
 
 
 async def test_callback_to_a_live_job_without_a_workflow_starts_one_from_the_ledger(
-    plane: ControlPlane, client: Client
+    plane: ControlPlaneUnderTest, client: Client
 ) -> None:
     job_id = await plane.submit(1)
     (directive,) = await plane.consumer("ocr").pull(1, 5)
@@ -174,7 +176,7 @@ async def test_sweeper_restarts_a_missing_workflow_and_logs_the_repair(
         assert b'lucius_sweeper_actions_total{action="workflow"} 1.0' in await plane.runtime.metrics.render()
 
 
-async def test_missing_outbox_row_is_written_again_by_the_workflow(plane: ControlPlane) -> None:
+async def test_missing_outbox_row_is_written_again_by_the_workflow(plane: ControlPlaneUnderTest) -> None:
     job_id = await plane.submit(1)
     await until(lambda: _is_dispatching(plane, job_id))
     store = ledger(plane)
@@ -187,7 +189,7 @@ async def test_missing_outbox_row_is_written_again_by_the_workflow(plane: Contro
     await until(lambda: _ended(plane, job_id))
 
 
-async def _repaired(plane: ControlPlane, job_id: str) -> bool:
+async def _repaired(plane: ControlPlaneUnderTest, job_id: str) -> bool:
     await plane.runtime.loops.sweeper.repair()
     return "DRIFT_REPAIRED" in await event_types(plane, job_id)
 
@@ -214,7 +216,7 @@ async def test_commands_during_a_temporal_outage_are_accepted_or_refused_as_conf
         server.remove()
 
 
-async def _is_down(plane: ControlPlane) -> bool:
+async def _is_down(plane: ControlPlaneUnderTest) -> bool:
     return bool(plane.runtime.engine.health().outage)
 
 
@@ -229,7 +231,7 @@ def _command(number: int) -> dict[str, Any]:
     }
 
 
-async def test_embedded_deployment_does_not_drive_jobs_of_temporal(plane: ControlPlane) -> None:
+async def test_embedded_deployment_does_not_drive_jobs_of_temporal(plane: ControlPlaneUnderTest) -> None:
     job_id = await plane.submit(1)
     await until(lambda: _is_dispatching(plane, job_id))
     embedded = replace(plane.runtime.settings, engine="embedded", ledger_url="memory:")

@@ -11,7 +11,7 @@ from lucius.core.model.inputs import Cancel
 from lucius.engine.temporal.client import data_converter
 from lucius.engine.temporal.messages import ACT_UPDATE, encode_input
 from lucius.ports.errors import LedgerDown
-from tests.conformance.control_plane import ControlPlane, control_plane
+from tests.conformance.control_plane import ControlPlaneUnderTest, control_plane
 from tests.support.temporal import TemporalServer
 from tests.temporal.test_drift import _ended, _is_dispatching, event_types, over, temporal_engine, until
 
@@ -39,11 +39,11 @@ async def test_attempt_gets_a_fresh_deadline_after_a_temporal_outage(tmp_path: P
         server.remove()
 
 
-async def _is_judged(plane: ControlPlane, job_id: str) -> bool:
+async def _is_judged(plane: ControlPlaneUnderTest, job_id: str) -> bool:
     return bool({"DEADLINE_EXTENDED", "STEP_RETRY_SCHEDULED"} & set(await event_types(plane, job_id)))
 
 
-async def _is_initiated(plane: ControlPlane, job_id: str) -> bool:
+async def _is_initiated(plane: ControlPlaneUnderTest, job_id: str) -> bool:
     view = await plane.runtime.store.jobs.job(job_id)
     return view is not None and any(step.status == "INITIATED" for step in view.steps.values())
 
@@ -60,7 +60,7 @@ async def test_workflows_of_another_deployment_are_left_alone(tmp_path: Path, te
         assert [found async for found in temporal_engine(two).workflows.running()] == []
 
 
-async def _lists(plane: ControlPlane, job_id: str) -> bool:
+async def _lists(plane: ControlPlaneUnderTest, job_id: str) -> bool:
     return job_id in [found async for found in temporal_engine(plane).workflows.running()]
 
 

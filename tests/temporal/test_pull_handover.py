@@ -13,7 +13,7 @@ from lucius.core.model.records import NEVER
 from lucius.engine.temporal.fastpath import coalesced_handovers
 from lucius.usecases.handover import row_holds
 from lucius.usecases.handover.row_holds import RowHolds
-from tests.conformance.control_plane import TENANT_OF_LANE, ControlPlane, control_plane
+from tests.conformance.control_plane import TENANT_OF_LANE, ControlPlaneUnderTest, control_plane
 from tests.support.temporal import TemporalServer
 from tests.temporal.test_drift import _ended, _is_dispatching, finish, over, until
 
@@ -42,7 +42,7 @@ PAGES = {
 @pytest.fixture(params=["sqlite", "memory"])
 async def plane(
     request: pytest.FixtureRequest, tmp_path: Path, temporal_server: TemporalServer
-) -> AsyncIterator[ControlPlane]:
+) -> AsyncIterator[ControlPlaneUnderTest]:
     (tmp_path / "protocols").mkdir()
     (tmp_path / "protocols" / "pages.yaml").write_text(yaml.safe_dump(PAGES))
     url = {"sqlite": f"sqlite:///{tmp_path / 'ledger.db'}", "memory": "memory:"}[request.param]
@@ -52,18 +52,18 @@ async def plane(
         await until(lambda: _has_empty_inbox(plane))
 
 
-async def _has_empty_inbox(plane: ControlPlane) -> bool:
+async def _has_empty_inbox(plane: ControlPlaneUnderTest) -> bool:
     return not await plane.runtime.store.inbox.list_pending(NEVER, 1)
 
 
-async def waiting_jobs(plane: ControlPlane) -> list[str]:
+async def waiting_jobs(plane: ControlPlaneUnderTest) -> list[str]:
     job_ids = [await plane.submit(number) for number in range(JOBS)]
     for job_id in job_ids:
         await until(partial(_is_dispatching, plane, job_id))
     return job_ids
 
 
-async def test_handovers_respect_the_cap_of_unacknowledged_directives(plane: ControlPlane) -> None:
+async def test_handovers_respect_the_cap_of_unacknowledged_directives(plane: ControlPlaneUnderTest) -> None:
     job_ids = await waiting_jobs(plane)
     given = await plane.consumer("ocr").pull(JOBS, 0)
     assert len(given) == CAP
@@ -79,7 +79,7 @@ async def test_handovers_respect_the_cap_of_unacknowledged_directives(plane: Con
         await until(partial(_ended, plane, job_id))
 
 
-async def test_pull_for_some_tenants_gets_no_directive_of_another(plane: ControlPlane) -> None:
+async def test_pull_for_some_tenants_gets_no_directive_of_another(plane: ControlPlaneUnderTest) -> None:
     foreign, own = [await plane.submit(number, tenant_id=tenant) for number, tenant in enumerate(("globex", "acme"))]
     for job_id in (foreign, own):
         await until(partial(_is_dispatching, plane, job_id))
@@ -93,7 +93,7 @@ async def test_pull_for_some_tenants_gets_no_directive_of_another(plane: Control
     await finish(plane, directive)
 
 
-async def test_tenants_own_pull_at_its_cap_leaves_the_shared_service_its_room(plane: ControlPlane) -> None:
+async def test_tenants_own_pull_at_its_cap_leaves_the_shared_service_its_room(plane: ControlPlaneUnderTest) -> None:
     job_ids = await waiting_jobs(plane)
     pull, own = plane.runtime.directive_pulls.pull, frozenset({TENANT_OF_LANE[3]})
     given = await pull("ocr", JOBS, 10, tenants=own)
@@ -114,12 +114,14 @@ async def test_tenants_own_pull_at_its_cap_leaves_the_shared_service_its_room(pl
     await until(partial(_counts_unacked, plane, {}))
 
 
-async def _counts_unacked(plane: ControlPlane, expected: dict[str, int]) -> bool:
+async def _counts_unacked(plane: ControlPlaneUnderTest, expected: dict[str, int]) -> bool:
     counters = await plane.runtime.store.jobs.counters(UNACKED)
     return {counter: n for counter, n in counters.items() if n} == expected
 
 
-async def test_handed_over_rows_do_not_hide_later_ones(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handed_over_rows_do_not_hide_later_ones(
+    plane: ControlPlaneUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A row stays PENDING until its workflow records the hand-over, and is the first the next pull finds."""
     monkeypatch.setattr(coalesced_handovers, "COALESCE_SECONDS", 60)
     await waiting_jobs(plane)
@@ -130,7 +132,7 @@ async def test_handed_over_rows_do_not_hide_later_ones(plane: ControlPlane, monk
 
 
 async def test_handed_over_rows_do_not_hide_later_ones_without_a_signal(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+    plane: ControlPlaneUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_holds, "SETTLE_SECONDS", 0.05)
     monkeypatch.setattr(coalesced_handovers, "COALESCE_SECONDS", 60)
@@ -148,7 +150,7 @@ async def _has_no_unsettled_rows(holds: RowHolds) -> bool:
     return not holds.unsettled_count
 
 
-async def test_pull_waiting_at_the_cap_continues_after_results(plane: ControlPlane) -> None:
+async def test_pull_waiting_at_the_cap_continues_after_results(plane: ControlPlaneUnderTest) -> None:
     await waiting_jobs(plane)
     given = await plane.consumer("ocr").pull(JOBS, 0)
     waits = asyncio.create_task(plane.consumer("ocr").pull(JOBS, 30))
@@ -159,11 +161,11 @@ async def test_pull_waiting_at_the_cap_continues_after_results(plane: ControlPla
         assert await waits
 
 
-async def _is_held(plane: ControlPlane) -> bool:
+async def _is_held(plane: ControlPlaneUnderTest) -> bool:
     return plane.runtime.notifier.is_held(unacked_counter("ocr")) and plane.waiting() > 0
 
 
-async def test_directives_of_one_job_respect_the_cap(plane: ControlPlane) -> None:
+async def test_directives_of_one_job_respect_the_cap(plane: ControlPlaneUnderTest) -> None:
     command = {
         "tenant_id": "acme",
         "request_type": "PAGES",
@@ -178,6 +180,6 @@ async def test_directives_of_one_job_respect_the_cap(plane: ControlPlane) -> Non
     assert [len(await consumer.pull(JOBS, 0)) for _ in range(3)] == [CAP, 0, 0]
 
 
-async def _waits_for_all(plane: ControlPlane, job_id: str) -> bool:
+async def _waits_for_all(plane: ControlPlaneUnderTest, job_id: str) -> bool:
     view = await plane.runtime.store.jobs.job(job_id)
     return view is not None and sum(step.status == "DISPATCHING" for step in view.steps.values()) == JOBS

@@ -11,7 +11,7 @@ from lucius.adapters.bus.memory import MemoryBus
 from lucius.contract import Directive
 from lucius.core.model.records import NEVER
 from lucius.ports.errors import LedgerDown
-from tests.conformance.control_plane import ControlPlane, control_plane
+from tests.conformance.control_plane import ControlPlaneUnderTest, control_plane
 from tests.support.temporal import TemporalServer
 from tests.temporal.test_drift import _ended, _is_dispatching, event_types, finish, over, until
 
@@ -19,31 +19,31 @@ pytestmark = pytest.mark.usefixtures("each_fastpath")
 
 
 @pytest.fixture
-async def plane(tmp_path: Path, temporal_server: TemporalServer) -> AsyncIterator[ControlPlane]:
+async def plane(tmp_path: Path, temporal_server: TemporalServer) -> AsyncIterator[ControlPlaneUnderTest]:
     async with control_plane(
         tmp_path, **over(temporal_server, LUCIUS_BUS_URL="memory:", LUCIUS_BACKOFF_SCALE="0.01")
     ) as plane:
         yield plane
 
 
-def bus(plane: ControlPlane) -> MemoryBus:
+def bus(plane: ControlPlaneUnderTest) -> MemoryBus:
     publisher = plane.runtime.publisher
     assert isinstance(publisher, MemoryBus)
     return publisher
 
 
-async def directive_of(plane: ControlPlane) -> Directive:
+async def directive_of(plane: ControlPlaneUnderTest) -> Directive:
     (directive,) = await bus(plane).consumer("ocr").pull(1, 10)
     return directive
 
 
-async def attempts(plane: ControlPlane, job_id: str) -> list[int]:
+async def attempts(plane: ControlPlaneUnderTest, job_id: str) -> list[int]:
     view = await plane.runtime.store.jobs.job(job_id)
     assert view is not None
     return [step.attempt.attempt_no for step in view.steps.values()]
 
 
-async def test_a_directive_is_published_once(plane: ControlPlane) -> None:
+async def test_a_directive_is_published_once(plane: ControlPlaneUnderTest) -> None:
     job_id = await plane.submit(1)
     await finish(plane, await directive_of(plane))
     await until(lambda: _ended(plane, job_id))
@@ -52,7 +52,7 @@ async def test_a_directive_is_published_once(plane: ControlPlane) -> None:
     assert (await event_types(plane, job_id))[-1] == "JOB_SUCCEEDED"
 
 
-async def test_bus_outage_uses_no_attempts(plane: ControlPlane) -> None:
+async def test_bus_outage_uses_no_attempts(plane: ControlPlaneUnderTest) -> None:
     bus(plane).down = True
     job_id = await plane.submit(1)
     await until(lambda: _is_dispatching(plane, job_id))
@@ -67,7 +67,7 @@ async def test_bus_outage_uses_no_attempts(plane: ControlPlane) -> None:
     await until(lambda: _ended(plane, job_id))
 
 
-async def test_message_refused_by_the_bus_uses_an_attempt(plane: ControlPlane) -> None:
+async def test_message_refused_by_the_bus_uses_an_attempt(plane: ControlPlaneUnderTest) -> None:
     bus(plane).refuse = lambda directive: directive.attempt_no == 1
     job_id = await plane.submit(1)
     directive = await directive_of(plane)
@@ -75,7 +75,7 @@ async def test_message_refused_by_the_bus_uses_an_attempt(plane: ControlPlane) -
     assert "HANDOVER_FAILED" in await event_types(plane, job_id)
 
 
-async def test_paused_job_publishes_nothing(plane: ControlPlane) -> None:
+async def test_paused_job_publishes_nothing(plane: ControlPlaneUnderTest) -> None:
     bus(plane).down = True
     job_id = await plane.submit(1)
     await until(lambda: _is_dispatching(plane, job_id))
@@ -90,7 +90,7 @@ async def test_paused_job_publishes_nothing(plane: ControlPlane) -> None:
 
 
 async def test_attempt_that_was_not_published_after_a_ledger_error_is_published_once(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+    plane: ControlPlaneUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = plane.runtime.engine
     real, fails = jobs.evaluate, iter((True,))

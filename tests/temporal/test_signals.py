@@ -16,7 +16,7 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus
 
-from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.control_plane import ControlPlane
 from lucius.bootstrap.lifecycle import open_runtime
 from lucius.bootstrap.settings import Settings
 from lucius.core.model.decision import Decision, Defaults
@@ -70,7 +70,7 @@ class Plane:
         self._client = client
 
     @asynccontextmanager
-    async def worker(self) -> AsyncIterator[Runtime]:
+    async def worker(self) -> AsyncIterator[ControlPlane]:
         async with open_runtime(self.settings, role=Role.WORKER) as runtime:
             yield runtime
 
@@ -488,7 +488,7 @@ async def test_ledger_failure_during_a_projection_loses_nothing(plane: Plane, be
         await plane.read()
 
 
-def _fail_once(runtime: Runtime, *, before: bool) -> set[int]:
+def _fail_once(runtime: ControlPlane, *, before: bool) -> set[int]:
     """Make the first commit of each version fail, and return the versions that did."""
     commit, failed = runtime.store.ledger.commit, set[int]()
 

@@ -19,7 +19,7 @@ from temporalio.service import RPCError
 from lucius.adapters.expressions.expressions import CelTools
 from lucius.engine.temporal import worker as worker_module
 from lucius.engine.temporal.activities import Activities
-from lucius.engine.temporal.client import Address, connect
+from lucius.engine.temporal.client import TemporalAddress, connect
 from lucius.engine.temporal.worker import TemporalWorker
 from tests.support.temporal import TemporalServer
 
@@ -37,7 +37,7 @@ class Connecting:
     async def __call__(self) -> Client:
         if self._errors:
             raise self._errors.pop()
-        return await connect(Address(target=self._server.address))
+        return await connect(TemporalAddress(target=self._server.address))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("not yet"), ValueError("unexpected error"), TimeoutError()])
@@ -59,7 +59,7 @@ class TestNamespaceCreatedLater:
 
     @pytest.fixture
     async def client(self, temporal_server: TemporalServer) -> Client:
-        return await connect(Address(target=temporal_server.address, namespace=f"late-{uuid.uuid4().hex[:8]}"))
+        return await connect(TemporalAddress(target=temporal_server.address, namespace=f"late-{uuid.uuid4().hex[:8]}"))
 
     async def test_missing_namespace_is_reported_by_logs_and_troubles(
         self, client: Client, monkeypatch: pytest.MonkeyPatch
@@ -98,7 +98,7 @@ async def test_worker_sets_its_own_build_id_and_reads_no_modules(
 ) -> None:
     """The SDK would do so for a build id, blocking the event loop."""
     monkeypatch.setattr("temporalio.worker._worker.load_default_build_id", lambda: pytest.fail("it reads all modules"))
-    client = await connect(Address(target=temporal_server.address))
+    client = await connect(TemporalAddress(target=temporal_server.address))
     TemporalWorker(Connecting(temporal_server, ValueError()), "named", _activities(), CelTools())._worker(client)
 
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from lucius.bootstrap import control_plane
-from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.control_plane import ControlPlane
 from lucius.bootstrap.lifecycle import open_runtime
 from lucius.core.model.decision import JobSnapshot
 from lucius.core.model.records import NEVER
@@ -59,7 +59,7 @@ class Plane:
         self._api = api
 
     @property
-    def runtime(self) -> Runtime:
+    def runtime(self) -> ControlPlane:
         return self._api.runtime
 
     async def submit(self, case: Case) -> str:

@@ -9,7 +9,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from lucius.adapters.http.secrets import Filling
-from lucius.usecases.callbacks.error_messages import MASK, MAX_MESSAGE_LENGTH, redacted
+from lucius.usecases.callbacks.error_messages import MASK, MAX_MESSAGE_CHARS, redacted
 
 
 def b64(raw: bytes, alternative: bytes | None = None) -> str:
@@ -148,7 +148,7 @@ def test_harmless_message_is_kept(said: str) -> None:
 def test_long_message_is_truncated() -> None:
     assert redacted("x" * 1_000) == "x" * 1_000
     assert redacted("x" * 1_001) == "x" * 999 + "…"
-    assert len(redacted("password=1 " * 9_000)) == MAX_MESSAGE_LENGTH
+    assert len(redacted("password=1 " * 9_000)) == MAX_MESSAGE_CHARS
 
 
 @pytest.mark.parametrize(

@@ -22,22 +22,22 @@ from lucius.api.protocol_routes import router as protocol_router
 from lucius.api.requests import RequestRules, allowed_methods, as_get
 from lucius.api.review_routes import router as review_router
 from lucius.api.routes import router
-from lucius.api.slots import LONG_POLLS, PULLS, STREAMS, SlotLimits, Slots
+from lucius.api.slots import LONG_POLLS, PULLS, STREAMS, RequestSlots, SlotLimits
 from lucius.api.stopping import on_stop_signals
 from lucius.api.tenant_routes import router as tenant_router
-from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.control_plane import ControlPlane
 from lucius.bootstrap.lifecycle import open_runtime
 from lucius.bootstrap.settings import load_settings
 from lucius.contract import Fault
 from lucius.observability.logs import configure_logging
 from lucius.observability.readiness import Role
-from lucius.ports.errors import LedgerError, LuciusError
+from lucius.ports.errors import ExpectedError, LedgerError
 from lucius.usecases.errors import RejectCode, Rejected
 from lucius.version import __version__
 
 log = structlog.get_logger(__name__)
 
-Opener = Callable[[], AbstractAsyncContextManager[Runtime]]
+Opener = Callable[[], AbstractAsyncContextManager[ControlPlane]]
 
 
 class App(FastAPI):
@@ -100,7 +100,7 @@ def _include(app: FastAPI, *routers: APIRouter) -> None:
         app.include_router(each)
 
 
-def _fast_routes(runtime: Runtime, long_polls: Slots, waiting_pulls: Slots) -> RouteTable:
+def _fast_routes(runtime: ControlPlane, long_polls: RequestSlots, waiting_pulls: RequestSlots) -> RouteTable:
     settings, auth = runtime.settings, runtime.auth
     limits = known_limits(settings.max_batch_bytes, settings.max_body_bytes)
     batch_rule = CallbackBatchRule(auth, runtime.callbacks, runtime.clock, limits)
@@ -122,26 +122,26 @@ def _fast_routes(runtime: Runtime, long_polls: Slots, waiting_pulls: Slots) -> R
     return RouteTable({**commands.routes(), **callbacks.routes()}, patterns, count_refusal)
 
 
-def _stream_slots(runtime: Runtime) -> Slots:
+def _stream_slots(runtime: ControlPlane) -> RequestSlots:
     settings = runtime.settings
     limits = SlotLimits(settings.max_streams, settings.max_streams_per_key, settings.max_streams_per_tenant)
-    return Slots(STREAMS, limits, runtime.metrics.streams.set)
+    return RequestSlots(STREAMS, limits, runtime.metrics.streams.set)
 
 
-def _long_poll_slots(runtime: Runtime) -> Slots:
+def _long_poll_slots(runtime: ControlPlane) -> RequestSlots:
     settings = runtime.settings
     limits = SlotLimits(per_key=settings.max_long_polls_per_key, per_tenant=settings.max_long_polls_per_tenant)
-    return Slots(LONG_POLLS, limits, runtime.metrics.long_polls.set)
+    return RequestSlots(LONG_POLLS, limits, runtime.metrics.long_polls.set)
 
 
-def _pull_slots(runtime: Runtime) -> Slots:
+def _pull_slots(runtime: ControlPlane) -> RequestSlots:
     settings = runtime.settings
     limits = SlotLimits(per_key=settings.max_waiting_pulls_per_key, per_tenant=settings.max_waiting_pulls_per_tenant)
-    return Slots(PULLS, limits, runtime.metrics.waiting_pulls.set)
+    return RequestSlots(PULLS, limits, runtime.metrics.waiting_pulls.set)
 
 
 @asynccontextmanager
-async def _from_environment() -> AsyncIterator[Runtime]:
+async def _from_environment() -> AsyncIterator[ControlPlane]:
     settings = load_settings()
     configure_logging(settings.log_level, settings.log_format)
     async with open_runtime(settings, role=Role.WHOLE if settings.api_engine else Role.API) as runtime:
@@ -177,7 +177,7 @@ def _lifespan(opener: Opener) -> Callable[[FastAPI], AbstractAsyncContextManager
                 state.fast_routes = _fast_routes(runtime, state.long_polls, state.waiting_pulls)
                 app.state.runtime = runtime
                 yield
-        except LuciusError as error:
+        except ExpectedError as error:
             app.state.refusal = f"Lucius cannot start: {error}"
             raise
         finally:
@@ -188,7 +188,7 @@ def _lifespan(opener: Opener) -> Callable[[FastAPI], AbstractAsyncContextManager
 
 def _refuse_with_problems(app: FastAPI) -> None:
     def respond(request: Request, rejected: Rejected, headers: Mapping[str, str] | None = None) -> Response:
-        runtime: Runtime | None = request.app.state.runtime
+        runtime: ControlPlane | None = request.app.state.runtime
         if runtime is not None:
             runtime.metrics.refusals(rejected.code).inc()
         headers = {**problem_headers(rejected), **(headers or {})}

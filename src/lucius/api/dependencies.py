@@ -7,8 +7,8 @@ import msgspec
 from fastapi import Depends, Path, Request, Response
 
 from lucius.api.request_parsing import decode, read_body, read_headers, refuse_encoded, require_json
-from lucius.api.slots import Slots
-from lucius.bootstrap.control_plane import Runtime
+from lucius.api.slots import RequestSlots
+from lucius.bootstrap.control_plane import ControlPlane
 from lucius.core.model.routing import normalise_tenant
 from lucius.observability.metrics import Metrics
 from lucius.observability.readiness import Readiness
@@ -35,8 +35,8 @@ def ok(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type="application/json")
 
 
-async def _runtime_of(request: Request) -> Runtime:  # async, or FastAPI would run it in a thread
-    runtime: Runtime | None = request.app.state.runtime
+async def _runtime_of(request: Request) -> ControlPlane:  # async, or FastAPI would run it in a thread
+    runtime: ControlPlane | None = request.app.state.runtime
     if runtime is None:
         raise Rejected(RejectCode.NOT_READY, "the server is starting or stopping", retry_after_seconds=1)
     return runtime
@@ -69,7 +69,7 @@ Operator = Annotated[Principal, Depends(operator)]
 Canceller = Annotated[Principal, Depends(canceller)]
 
 
-def _part(pick: Callable[[Runtime], Part]) -> Callable[[Request], Awaitable[Part]]:
+def _part(pick: Callable[[ControlPlane], Part]) -> Callable[[Request], Awaitable[Part]]:
     """Return a dependency that passes one part of the running control plane to a route, and no other."""
 
     async def provide(request: Request) -> Part:
@@ -91,13 +91,13 @@ ProcessMetrics = Annotated[Metrics, Depends(_part(lambda runtime: runtime.metric
 ProcessReadiness = Annotated[Readiness, Depends(_part(lambda runtime: runtime.readiness))]
 
 
-async def _stream_slots(request: Request) -> Slots:
+async def _stream_slots(request: Request) -> RequestSlots:
     await _runtime_of(request)
-    slots: Slots = request.app.state.streams
+    slots: RequestSlots = request.app.state.streams
     return slots
 
 
-EventStreams = Annotated[Slots, Depends(_stream_slots)]
+EventStreams = Annotated[RequestSlots, Depends(_stream_slots)]
 
 
 async def body_of(request: Request, kind: type[T]) -> T:

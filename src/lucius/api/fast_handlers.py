@@ -11,11 +11,11 @@ import msgspec
 import structlog
 
 from lucius.api.batches import BatchLimits, CallbackBatchRule, cut_items, decode_item, read_head, require_item_size
-from lucius.api.fast_routes import JSON, Call, RawResponse, Route, encode_json
+from lucius.api.fast_routes import JSON, FastRequest, FastRoute, RawResponse, encode_json
 from lucius.api.problems import STATUS, ledger_refusal, problem
 from lucius.api.request_headers import PULL_PATH, header_names
 from lucius.api.request_parsing import decode, read_sender
-from lucius.api.slots import Slots
+from lucius.api.slots import RequestSlots
 from lucius.contract import PullAnswer, PullRequest
 from lucius.ports.errors import LedgerError
 from lucius.ports.sightings import Sender
@@ -24,7 +24,7 @@ from lucius.usecases.callbacks.apply import CallbackInput, Callbacks, VerifiedCa
 from lucius.usecases.callbacks.tokens import Claims
 from lucius.usecases.errors import RejectCode, Rejected
 from lucius.usecases.handover.pull import DirectivePulls
-from lucius.usecases.queries.jobs import Queries, Wait
+from lucius.usecases.queries.jobs import Queries, WaitOptions
 from lucius.usecases.queries.services import ServiceRegistry
 from lucius.usecases.submit.duplicate_members import count_members, refuse_duplicates
 from lucius.usecases.submit.request_context import read_context
@@ -58,15 +58,15 @@ class CommandRoutes:
         self._limits = limits
         self._count_refusal = count_refusal
 
-    def routes(self) -> Mapping[str, Route]:
+    def routes(self) -> Mapping[str, FastRoute]:
         return {
-            "/v1/commands": Route(
+            "/v1/commands": FastRoute(
                 self._admit,
                 self._submit,
                 max_bytes=self._limits.max_item_bytes,
                 headers=header_names("/v1/commands"),
             ),
-            "/v1/commands:batch": Route(
+            "/v1/commands:batch": FastRoute(
                 self._admit,
                 self._submit_batch,
                 max_bytes=self._limits.max_bytes,
@@ -79,12 +79,12 @@ class CommandRoutes:
         principal.require("submit")
         return principal
 
-    async def _submit(self, call: Call) -> RawResponse:
+    async def _submit(self, call: FastRequest) -> RawResponse:
         accepted = await self._intake.submit(call.body, call.caller, read_context(call.headers))
         location = (b"location", f"/v1/jobs/{accepted.jobId}".encode())
         return 202, encode_json(accepted), (JSON, location)
 
-    async def _submit_batch(self, call: Call) -> RawResponse:
+    async def _submit_batch(self, call: FastRequest) -> RawResponse:
         commands = await cut_items(call.body, "commands", self._limits)
         context = read_context(call.headers)
 
@@ -107,8 +107,8 @@ class CallbackRoutes:
         self._max_body_bytes = max_body_bytes
         self._count_refusal = count_refusal
 
-    def routes(self) -> Mapping[str, Route]:
-        batch = Route(self._batch_rule.admit, self._apply_batch, headers=header_names("/v1/callbacks:batch"))
+    def routes(self) -> Mapping[str, FastRoute]:
+        batch = FastRoute(self._batch_rule.admit, self._apply_batch, headers=header_names("/v1/callbacks:batch"))
         return {
             "/v1/callbacks/ack": self._single("ack"),
             "/v1/callbacks/heartbeat": self._single("heartbeat"),
@@ -116,8 +116,8 @@ class CallbackRoutes:
             "/v1/callbacks:batch": batch,
         }
 
-    def _single(self, kind: str, too_large: Callable[[Call], Awaitable[None]] | None = None) -> Route:
-        return Route(
+    def _single(self, kind: str, too_large: Callable[[FastRequest], Awaitable[None]] | None = None) -> FastRoute:
+        return FastRoute(
             self._admit,
             self._callback(kind),
             max_bytes=self._max_body_bytes,
@@ -130,8 +130,8 @@ class CallbackRoutes:
             raise Rejected(RejectCode.INVALID_CALLBACK_TOKEN, "send the directive's callback_token as bearer token")
         return self._callbacks.verify(key)
 
-    def _callback(self, kind: str) -> Callable[[Call], Awaitable[RawResponse]]:
-        async def handle(call: Call) -> RawResponse:
+    def _callback(self, kind: str) -> Callable[[FastRequest], Awaitable[RawResponse]]:
+        async def handle(call: FastRequest) -> RawResponse:
             parsed = decode(call.body, _decode_any)
             refuse_duplicates(call.body, count_members(parsed))
             if not isinstance(parsed, dict):
@@ -144,11 +144,11 @@ class CallbackRoutes:
 
         return handle
 
-    async def _result_too_large(self, call: Call) -> None:
+    async def _result_too_large(self, call: FastRequest) -> None:
         """End the attempt: the service has done its work and can't report it, so there is nothing to wait for."""
         await self._callbacks.fail_oversized(call.caller, read_sender(call.headers))
 
-    async def _apply_batch(self, call: Call) -> RawResponse:
+    async def _apply_batch(self, call: FastRequest) -> RawResponse:
         """Apply the callbacks about one step in order, in one commit, and different steps concurrently."""
         limits: BatchLimits = call.caller
         items = await cut_items(call.body, "callbacks", limits)
@@ -206,22 +206,24 @@ class CallbackRoutes:
 class JobRoute:
     """Answers with one job's state, at once or when the job has ended."""
 
-    def __init__(self, auth: Authenticator, queries: Queries, long_polls: Slots) -> None:
+    def __init__(self, auth: Authenticator, queries: Queries, long_polls: RequestSlots) -> None:
         self._auth = auth
         self._queries = queries
         self._long_polls = long_polls
 
-    def find(self, path: str) -> Route | None:
+    def find(self, path: str) -> FastRoute | None:
         if not path.startswith(JOB_PREFIX) or not JOB_ID.fullmatch(path, len(JOB_PREFIX)):
             return None
         job_id = path[len(JOB_PREFIX) :]
 
-        async def handle(call: Call) -> RawResponse:
+        async def handle(call: FastRequest) -> RawResponse:
             who: Principal = call.caller
-            wait = Wait(_wait(call.query), lambda tenant_id: self._long_polls.hold(who.name, tenant_id), call.hung_up)
+            wait = WaitOptions(
+                _wait(call.query), lambda tenant_id: self._long_polls.hold(who.name, tenant_id), call.hung_up
+            )
             return 200, encode_json(await self._queries.job(job_id, who, wait)), (JSON,)
 
-        return Route(self._admit, handle, "GET", query=JOB_QUERY)
+        return FastRoute(self._admit, handle, "GET", query=JOB_QUERY)
 
     def _admit(self, key: str) -> Principal:
         principal = self._auth.authenticate(key)
@@ -237,7 +239,7 @@ class PullRoute:
         auth: Authenticator,
         directive_pulls: DirectivePulls,
         services: ServiceRegistry,
-        slots: Slots,
+        slots: RequestSlots,
         max_body_bytes: int,
         *,
         is_push_bus: bool,
@@ -249,7 +251,7 @@ class PullRoute:
         self._max_body_bytes = max_body_bytes
         self._is_push_bus = is_push_bus
 
-    def find(self, path: str) -> Route | None:
+    def find(self, path: str) -> FastRoute | None:
         matched = PULL_ADDRESS.fullmatch(path)
         if matched is None:
             return None
@@ -260,12 +262,12 @@ class PullRoute:
             principal.require_service(service)
             return principal
 
-        async def handle(call: Call) -> RawResponse:
+        async def handle(call: FastRequest) -> RawResponse:
             return await self._pull(service, call)
 
-        return Route(admit, handle, max_bytes=self._max_body_bytes, headers=PULL_HEADERS)
+        return FastRoute(admit, handle, max_bytes=self._max_body_bytes, headers=PULL_HEADERS)
 
-    async def _pull(self, service: str, call: Call) -> RawResponse:
+    async def _pull(self, service: str, call: FastRequest) -> RawResponse:
         if self._is_push_bus:
             raise Rejected(RejectCode.PUSH_BUS, f"directives for {service} are on the bus")
         request = decode(call.body, _decode_pull) if call.body else PullRequest()

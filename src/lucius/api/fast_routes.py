@@ -30,7 +30,7 @@ NEEDS_CONTROL_PLANE = "/v1/"
 encode_json = msgspec.json.Encoder().encode
 
 
-class Call(msgspec.Struct):
+class FastRequest(msgspec.Struct):
     """A request as a handler sees it, with the headers that its route names.
 
     `caller` is what the route's `admit` returned.
@@ -51,10 +51,10 @@ class Call(msgspec.Struct):
             pass
 
 
-class Route(msgspec.Struct, frozen=True):
+class FastRoute(msgspec.Struct, frozen=True):
     admit: Callable[[str], Any]
     """Returns the caller for the bearer token, empty if there is none. Raises Rejected."""
-    handle: Callable[[Call], Awaitable[RawResponse]]
+    handle: Callable[[FastRequest], Awaitable[RawResponse]]
     method: str = "POST"
     max_bytes: int = 0
     """Size of the body; `BatchLimits` as caller have a size of their own."""
@@ -62,18 +62,18 @@ class Route(msgspec.Struct, frozen=True):
     """Names of the query parameters that the route takes."""
     headers: frozenset[bytes] = frozenset()
     """Names of the headers that the handler reads."""
-    too_large: Callable[[Call], Awaitable[None]] | None = None
+    too_large: Callable[[FastRequest], Awaitable[None]] | None = None
     """Called if a body is too large to be read, before the request is refused."""
 
 
 class RouteTable(msgspec.Struct, frozen=True):
     """Fast routes of a running control plane."""
 
-    exact: Mapping[str, Route]
-    patterns: Sequence[Callable[[str], Route | None]]
+    exact: Mapping[str, FastRoute]
+    patterns: Sequence[Callable[[str], FastRoute | None]]
     count_refusal: Callable[[RejectCode], None]
 
-    def find(self, path: str) -> Route | None:
+    def find(self, path: str) -> FastRoute | None:
         if route := self.exact.get(path):
             return route
         return next((route for find in self.patterns if (route := find(path)) is not None), None)
@@ -96,7 +96,7 @@ class FastRoutes:
             scope, send = as_get(scope, send)
         table = self.table()
         answer: RawResponse | None = None
-        route: Route | None = None
+        route: FastRoute | None = None
         try:
             if table is None and scope["path"].startswith(NEEDS_CONTROL_PLANE):
                 raise Rejected(RejectCode.NOT_READY, "the server is starting or stopping", retry_after_seconds=1)
@@ -118,12 +118,12 @@ class FastRoutes:
             await _send(send, answer)
 
 
-async def _answer(route: Route, scope: Scope, receive: Receive) -> RawResponse:
+async def _answer(route: FastRoute, scope: Scope, receive: Receive) -> RawResponse:
     if scope["method"] != route.method:
         raise Rejected(RejectCode.METHOD_NOT_ALLOWED, f"{scope['method']} {scope['path'][:256]}")
     key, declared, media_type = read_headers(scope["headers"])
     headers = [header for header in scope["headers"] if header[0] in route.headers] if route.headers else []
-    call = Call(route.admit(key), scope["query_string"], receive, headers)
+    call = FastRequest(route.admit(key), scope["query_string"], receive, headers)
     if call.query:
         check_query(call.query, route.query)
     if route.method == "POST":
@@ -133,7 +133,7 @@ async def _answer(route: Route, scope: Scope, receive: Receive) -> RawResponse:
     return await route.handle(call)
 
 
-async def _read_body(route: Route, call: Call, declared: int) -> bytes:
+async def _read_body(route: FastRoute, call: FastRequest, declared: int) -> bytes:
     limit = call.caller.max_bytes if isinstance(call.caller, BatchLimits) else route.max_bytes
     try:
         return await read_body(call.receive, limit, declared)
@@ -143,7 +143,7 @@ async def _read_body(route: Route, call: Call, declared: int) -> bytes:
         raise
 
 
-def _refuse(rejected: Rejected, table: RouteTable | None, route: Route | None = None) -> RawResponse:
+def _refuse(rejected: Rejected, table: RouteTable | None, route: FastRoute | None = None) -> RawResponse:
     if table is not None:
         table.count_refusal(rejected.code)
     headers = dict(problem_headers(rejected))

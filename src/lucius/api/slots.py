@@ -34,7 +34,7 @@ LONG_POLLS = SlotKind("long polls", "ask without `wait`", "LUCIUS_MAX_LONG_POLLS
 PULLS = SlotKind("waiting pulls", "pull again later", "LUCIUS_MAX_WAITING_PULLS", RejectCode.PULL_LIMIT)
 
 
-class Slots:
+class RequestSlots:
     """Counts open requests of one kind: in all, per key and per tenant; reports the number to `on_change`."""
 
     def __init__(self, kind: SlotKind, limits: SlotLimits, on_change: Callable[[int], None]) -> None:

@@ -6,7 +6,7 @@ import msgspec
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from lucius.api.slots import Slots
+from lucius.api.slots import RequestSlots
 from lucius.usecases.access.auth import Principal
 from lucius.usecases.errors import Rejected
 from lucius.usecases.queries.jobs import JobEnded, Queries
@@ -22,7 +22,7 @@ class EventStream(StreamingResponse):
     """A job's events as they happen; holds a slot from before its first byte until after its last."""
 
     def __init__(
-        self, queries: Queries, slots: Slots, principal: Principal, job_id: str, tenant_id: str, after: int
+        self, queries: Queries, slots: RequestSlots, principal: Principal, job_id: str, tenant_id: str, after: int
     ) -> None:
         events = encode_events(queries, job_id, principal, after)
         super().__init__(events, media_type="text/event-stream", headers=NO_BUFFERING)

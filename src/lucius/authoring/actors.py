@@ -39,13 +39,13 @@ DEFAULT_DURATION_MS: Millis = 1_000
 DEFAULT_REACTION_MS: Millis = 60_000
 OPERATOR = "operator"
 
-Outcome = Succeeded | Failed
+ScriptedOutcome = Succeeded | Failed
 
 
 class CallResult(Struct, frozen=True):
     """Outcome of an attempt at a call: whether its guard was called first, and whether the call was made then."""
 
-    outcome: Outcome
+    outcome: ScriptedOutcome
     guard_asked: bool = False
     made: bool = True
 
@@ -111,12 +111,12 @@ class Services:
             ends_at = self._state.now + DEFAULT_TIMEOUT_MS
             self._report(step, ends_at, lambda: _failed(step, FailureClass.TRANSIENT, error))
 
-    def _report(self, step: Step, at: Instant, make_outcome: Callable[[], Outcome]) -> None:
+    def _report(self, step: Step, at: Instant, make_outcome: Callable[[], ScriptedOutcome]) -> None:
         if step.service != HTTP_SERVICE:
             self._schedule_heartbeat(step, at)
         self._state.schedule_at(at, self._report_now, step, make_outcome)
 
-    def _report_now(self, step: Step, make_outcome: Callable[[], Outcome]) -> None:
+    def _report_now(self, step: Step, make_outcome: Callable[[], ScriptedOutcome]) -> None:
         """Report an outcome unless the attempt was fenced; late results are not simulated."""
         if self._is_current(step):
             self._state.decide(make_outcome())
@@ -139,7 +139,7 @@ class Services:
             self._state.decide(beat)
             self._schedule_heartbeat(step, until)
 
-    def _answered(self, step: Step) -> Outcome:
+    def _answered(self, step: Step) -> ScriptedOutcome:
         state, answer = self._state, self._answer(self._script.answers, "answer", step)
         if answer is None:
             state.timeline.note_missing_result(step.step_id)

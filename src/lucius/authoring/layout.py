@@ -34,7 +34,7 @@ class Arrow(Struct, frozen=True):
     style: str = ""
 
 
-class Route(Struct, frozen=True):
+class ArrowPath(Struct, frozen=True):
     """Path of an arrow: `straight` with corners, otherwise a curve. If `joins`, it ends in another arrow."""
 
     points: tuple[Point, ...]
@@ -49,7 +49,7 @@ class Layout(Struct, frozen=True):
     width: float
     height: float
     nodes: tuple[Point, ...]
-    routes: tuple[Route, ...]
+    routes: tuple[ArrowPath, ...]
 
 
 def lay_out(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> Layout:
@@ -162,7 +162,7 @@ class _LayoutBuilder:
         rank = self._node(number, end).rank
         return CHANNEL_PX * (1 + [other for other in self.back if self._node(other, end).rank == rank].index(number))
 
-    def _back_route(self, number: int, out: float, into: float) -> Route:
+    def _back_route(self, number: int, out: float, into: float) -> ArrowPath:
         """Return the route of a back arrow: out below, up along the left edge, and in from above."""
         source, target = self._node(number, "source"), self._node(number, "target")
         lane = self.lanes[number]
@@ -171,7 +171,7 @@ class _LayoutBuilder:
         start, end = (out, self.tops[source.rank] + source.height), (into, self.tops[target.rank])
         points = (start, (out, below), (lane, below), (lane, above), (into, above), end)
         labelled = self.arrows[number].label is not None
-        return Route(points, (lane, (above + below) / 2) if labelled else None, straight=True)
+        return ArrowPath(points, (lane, (above + below) / 2) if labelled else None, straight=True)
 
     # Forward arrows
 
@@ -206,7 +206,7 @@ class _LayoutBuilder:
         chain = self.chains[number]  # never empty: between two nodes is at least a rank for labels
         return chain[0 if end == "source" else -1].x
 
-    def _route(self, number: int, out: float, into: float | None) -> Route:
+    def _route(self, number: int, out: float, into: float | None) -> ArrowPath:
         source, chain = self._node(number, "source"), self.chains[number]
         end = self.joins.get(number, self._node(number, "target"))
         points = [(out, self.tops[source.rank] + source.height), (out, self.bottoms[source.rank])]
@@ -217,4 +217,4 @@ class _LayoutBuilder:
         label_at = None
         if self.arrows[number].label is not None:
             label_at = (chain[0].x, self.tops[chain[0].rank] + chain[0].height / 2)
-        return Route(tuple(points), label_at, joins=into is None)
+        return ArrowPath(tuple(points), label_at, joins=into is None)

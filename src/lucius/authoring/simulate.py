@@ -21,12 +21,12 @@ DEFAULT_START_MS: Instant = 1_767_225_600_000  # 2026-01-01 00:00 UTC, so that t
 CLIENT = "client"
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class SimulationLimits(Struct, frozen=True, kw_only=True):
     max_time_ms: Millis = 366 * 86_400_000
     max_decisions: int = 200_000
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = SimulationLimits()
 
 
 class SimulationResult(Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ def simulate(
     tools: Tools,
     calls: CallSimulator,
     seed: int = 0,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: SimulationLimits = DEFAULT_LIMITS,
     start: Instant = DEFAULT_START_MS,
 ) -> SimulationResult:
     """Simulate one job and return the outcome: the same for the same arguments.
@@ -79,7 +79,7 @@ def simulate(
     return _result(state)
 
 
-def _exceeded_limit(state: SimState, at: Instant, limits: Limits) -> str | None:
+def _exceeded_limit(state: SimState, at: Instant, limits: SimulationLimits) -> str | None:
     if at - state.start > limits.max_time_ms:
         return f"it would take longer than {duration(limits.max_time_ms)}: {state.explain_wait()}"
     if state.decisions >= limits.max_decisions:

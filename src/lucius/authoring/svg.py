@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from lucius.authoring.formatting import shortened
 from lucius.authoring.graph import Edge, Flow, Graph, Node
-from lucius.authoring.layout import Arrow, Box, Layout, Route, lay_out
+from lucius.authoring.layout import Arrow, ArrowPath, Box, Layout, lay_out
 
 TITLE_PX, NOTE_PX, LINE_PX, NOTE_LINE_PX = 13.0, 11.0, 17.0, 14.0
 PAD_PX, MARGIN_PX, HANDLER_GAP_PX = 12.0, 22.0, 76.0
@@ -198,7 +198,7 @@ def _flow(sized_flow: _SizedFlow, x: float, y: float, *, nested: bool) -> Iterab
             yield from _label(edge, lines, x + route.label_at[0], y + route.label_at[1], nested)
 
 
-def _arrow(edge: Edge, route: Route, x: float, y: float) -> Iterable[str]:
+def _arrow(edge: Edge, route: ArrowPath, x: float, y: float) -> Iterable[str]:
     points = [(x + px, y + py) for px, py in route.points]
     end_x, end_y = points[-1]
     style = "failure" if edge.kind == "failure" else ""

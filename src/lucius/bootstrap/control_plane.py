@@ -22,7 +22,7 @@ from lucius.engine.liveness import SingleProcessLiveness
 from lucius.engine.loops import QUIET_SECONDS, EngineLoops
 from lucius.engine.outbound.calls import StepCalls
 from lucius.engine.outbound.http_attempt import HttpAttempt
-from lucius.engine.outbound.job_webhooks import PARALLEL, JobWebhooks
+from lucius.engine.outbound.job_webhooks import MAX_CONCURRENT_CALLS, JobWebhooks
 from lucius.engine.outbound.runner import OutboundRunner
 from lucius.observability.metrics import Metrics
 from lucius.observability.readiness import Readiness, Role, readiness_of
@@ -69,7 +69,7 @@ SWEEP_INTERVAL_SECONDS = 0.2
 SHARED_SWEEP_INTERVAL_SECONDS = 2.0  # replicas announce earlier deadlines to each other
 
 
-class Runtime:
+class ControlPlane:
     """A control plane, wired. Creating it builds every part, in the order of their needs, and starts nothing."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Runtime:
         self._role = role
         self._admission_cache = admission_cache
         self._pacer = pacer
-        for name, part in vars(Runtime).items():
+        for name, part in vars(ControlPlane).items():
             if isinstance(part, cached_property):
                 getattr(self, name)
 
@@ -347,7 +347,7 @@ class Runtime:
             jitter=self._env.jitter,
             on_failure=self.metrics.loop_failed,
         )
-        return self._outbound(webhooks, parallel=PARALLEL)
+        return self._outbound(webhooks, parallel=MAX_CONCURRENT_CALLS)
 
     def _outbound(self, work: StepCalls | JobWebhooks, **limits: int) -> OutboundRunner:
         return OutboundRunner(

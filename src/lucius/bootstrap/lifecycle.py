@@ -10,7 +10,7 @@ import structlog
 
 from lucius.adapters.expressions.expressions import CelTools
 from lucius.bootstrap.adapters import open_admission_cache, open_ledger, open_publisher
-from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.control_plane import ControlPlane
 from lucius.bootstrap.drain import Drain
 from lucius.bootstrap.ids import new_lease_id
 from lucius.bootstrap.keys import with_shared_secrets
@@ -37,7 +37,7 @@ NO_KEYS = (
 @asynccontextmanager
 async def open_runtime(
     settings: Settings, clock: Clock | None = None, role: Role = Role.WHOLE, drain: Drain | None = None
-) -> AsyncIterator[Runtime]:
+) -> AsyncIterator[ControlPlane]:
     """Open a control plane and start its engine unless another process runs it; close all in order on exit."""
     check_workspace_root(settings)
     if role is not Role.WHOLE and not settings.shares_ledger:
@@ -52,7 +52,7 @@ async def open_runtime(
         settings = await with_shared_secrets(settings, store.secrets)
         clock = clock or store.clock or SystemClock()
         pacer = _pacer(settings, store)
-        runtime = Runtime(
+        runtime = ControlPlane(
             settings,
             store,
             open_publisher(settings, clock),
@@ -111,7 +111,7 @@ def _pacer(settings: Settings, store: Store) -> TenantPacer | None:
     return TenantPacer(lambda: time.thread_time() + store.blocked_time.seconds, max_share=settings.tenant_share)
 
 
-def attach(runtime: Runtime) -> None:
+def attach(runtime: ControlPlane) -> None:
     """Connect the observers of committed decisions: wake-ups, metrics, logs."""
     runtime.notifier.observers.extend((runtime.metrics.committed, log_decision, runtime.admission.committed))
     hooks = runtime.store.hooks
@@ -124,7 +124,7 @@ def attach(runtime: Runtime) -> None:
             log.error("configuration or protocol file refused; everything else is served", problem=str(problem))
 
 
-async def reload(runtime: Runtime) -> None:
+async def reload(runtime: ControlPlane) -> None:
     """Wait for a changed file, at most `reload_interval`; then use the new protocols, config and keys."""
     liveness = runtime.store.liveness
     with suppress(TimeoutError):

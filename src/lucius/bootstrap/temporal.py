@@ -12,14 +12,14 @@ from lucius.engine.embedded.engine import EmbeddedEngine
 from lucius.engine.outbound.http_attempt import HttpAttempt
 from lucius.engine.temporal.activities import Activities
 from lucius.engine.temporal.background import Background
-from lucius.engine.temporal.client import Address, connect, tls_of
+from lucius.engine.temporal.client import TemporalAddress, connect, tls_of
 from lucius.engine.temporal.downtime_grace import DowntimeGrace
 from lucius.engine.temporal.engine import TEMPORAL, TemporalEngine
 from lucius.engine.temporal.fastpath.fastpath import Fastpath
 from lucius.engine.temporal.inbox_redelivery import InboxRedelivery
 from lucius.engine.temporal.messages import WorkflowArgs
 from lucius.engine.temporal.shortcuts import NoShortcuts
-from lucius.engine.temporal.worker import Slots, TemporalWorker
+from lucius.engine.temporal.worker import TemporalWorker, WorkerSlots
 from lucius.engine.temporal.workflow_client import WorkflowClient
 from lucius.engine.temporal.workflow_comparison import WorkflowComparison
 from lucius.observability.metrics import Metrics
@@ -111,7 +111,7 @@ def open_temporal_engine(
 class _Connection:
     """Temporal connection of the process, opened on first use."""
 
-    def __init__(self, address: Address, metrics: str = "") -> None:
+    def __init__(self, address: TemporalAddress, metrics: str = "") -> None:
         tls_of(address)  # reports unusable certificate files at start-up
         self._address = address
         self._runtime = measured(metrics) if metrics else None
@@ -137,8 +137,8 @@ def measured(address: str) -> Runtime:
         raise SettingsError(f"LUCIUS_TEMPORAL_METRICS: can't listen on {address}: {error}") from None
 
 
-def slots_of(settings: Settings) -> Slots:
-    return Slots(
+def slots_of(settings: Settings) -> WorkerSlots:
+    return WorkerSlots(
         workflows=settings.temporal_workflow_slots,
         activities=settings.temporal_activity_slots,
         cached=settings.temporal_cached_workflows,
@@ -147,8 +147,8 @@ def slots_of(settings: Settings) -> Slots:
     )
 
 
-def address_of(settings: Settings) -> Address:
-    return Address(
+def address_of(settings: Settings) -> TemporalAddress:
+    return TemporalAddress(
         target=settings.temporal_address,
         namespace=settings.temporal_namespace,
         task_queue=settings.temporal_task_queue,

@@ -114,7 +114,7 @@ def _run_cases(cases: "list[Case]", options: "Options", as_json: bool, file: Pat
     from lucius.conformance.model import Misuse  # noqa: PLC0415 - nothing else needs the kit
     from lucius.conformance.run import run  # noqa: PLC0415
 
-    async def play(progress: _Progress) -> "Report":
+    async def play(progress: _ProgressDisplay) -> "Report":
         task = asyncio.current_task()
         assert task is not None
         with suppress(NotImplementedError):  # Windows
@@ -155,7 +155,7 @@ def _require_writable(file: Path) -> None:
         raise Misused(f"can't write --report to {file}: {error.strerror}") from None
 
 
-class _Progress:
+class _ProgressDisplay:
     """Shows progress: on a terminal a line that changes, in a pipe a line for each case that ends."""
 
     def __init__(self, console: "Console", total: int, status: "Status | None") -> None:
@@ -182,12 +182,12 @@ class _Progress:
 
 
 @contextmanager
-def _progress(console: "Console", total: int) -> Iterator[_Progress]:
+def _progress(console: "Console", total: int) -> Iterator[_ProgressDisplay]:
     if not console.is_terminal:
-        yield _Progress(console, total, None)
+        yield _ProgressDisplay(console, total, None)
         return
     with console.status("") as status:
-        yield _Progress(console, total, status)
+        yield _ProgressDisplay(console, total, status)
 
 
 def _show(console: "Console", report: "Report") -> None:

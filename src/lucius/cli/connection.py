@@ -20,7 +20,7 @@ class Connection(Struct, frozen=True):
     api_key: str
 
 
-class Options(Struct, frozen=True):
+class GlobalOptions(Struct, frozen=True):
     """Options given before the subcommand."""
 
     url: str | None = None
@@ -42,7 +42,7 @@ class DevServer(Struct):
 
 def connection(ctx: typer.Context, url: str | None = None, api_key: str | None = None) -> Connection:
     """Return the control plane and key to use. Raises Misused if no key can be found."""
-    options = ctx.ensure_object(Options)
+    options = ctx.ensure_object(GlobalOptions)
     url, api_key = url or options.url, api_key or options.api_key
     dev = read_dev_server(options.data_dir)
     chosen = url or (dev.url if dev else DEFAULT_URL)

@@ -25,7 +25,7 @@ else:
     _Base = object
 
 LINGER_SECONDS = 1.0
-MAX_LINGERING = 200
+MAX_LINGERING_CONNECTIONS = 200
 RETRY_AFTER_SECONDS = 5
 MIN_READ_BYTES = 16_384  # bytes of a large answer that a client must read within each body_timeout
 END_OF_HEAD = b"\r\n\r\n"
@@ -63,7 +63,7 @@ class Connections:
         self.settings = settings
         self._metrics = metrics
         self._max_connections = settings.max_connections if max_connections is None else max_connections
-        self.max_lingering = min(MAX_LINGERING, self._max_connections // 2 or MAX_LINGERING)
+        self.max_lingering = min(MAX_LINGERING_CONNECTIONS, self._max_connections // 2 or MAX_LINGERING_CONNECTIONS)
         self._open = 0
         self._by_address: Counter[str] = Counter()
         self.lingering = 0

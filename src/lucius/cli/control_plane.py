@@ -13,7 +13,7 @@ import structlog
 import uvicorn
 
 from lucius.api.app import collect_less, create_app, health_app
-from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.control_plane import ControlPlane
 from lucius.bootstrap.drain import Drain
 from lucius.bootstrap.lifecycle import open_runtime
 from lucius.bootstrap.settings import Settings
@@ -22,7 +22,7 @@ from lucius.cli.errors import CliError, Misused
 from lucius.cli.open_files import fit_connections
 from lucius.observability.readiness import Role
 
-BACKLOG = 2048
+BACKLOG_CONNECTIONS = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -32,7 +32,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(BACKLOG)
+        listener.listen(BACKLOG_CONNECTIONS)
     except (OSError, OverflowError) as error:
         listener.close()
         raise _cannot_listen(host, port, error) from error
@@ -85,7 +85,7 @@ async def serving(
             await _shut_down(runtime, server, task)
 
 
-def _log_start(runtime: Runtime, listener: socket.socket, role: Role) -> None:
+def _log_start(runtime: ControlPlane, listener: socket.socket, role: Role) -> None:
     """Log in one line what this process serves, so that an operator sees a wrong setting at once."""
     settings = runtime.settings
     structlog.get_logger().info(
@@ -98,7 +98,7 @@ def _log_start(runtime: Runtime, listener: socket.socket, role: Role) -> None:
     )
 
 
-async def _shut_down(runtime: Runtime, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+async def _shut_down(runtime: ControlPlane, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
     """Stop the server: finish requests in flight and take no new ones. The engine's own work ends after that."""
     drain, settings = runtime.drain, runtime.settings
     await drain.pause(settings.drain_delay)  # until load balancers have seen that this process takes no more requests

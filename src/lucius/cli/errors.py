@@ -1,10 +1,10 @@
 """Errors of the command line, each printed as one line on stderr with an exit code.
 
 CliError
-├── Refused          1  the server refused the request
-├── Unsuccessful     1  the command was executed, with a negative outcome
-├── Misused          2  invalid arguments or environment
-└── Unreachable      3  no control plane answers
+├── ServerRefused      1  the server refused the request
+├── Unsuccessful       1  the command was executed, with a negative outcome
+├── Misused            2  invalid arguments or environment
+└── ServerUnreachable  3  no control plane answers
 """
 
 import os
@@ -29,7 +29,7 @@ class CliError(Exception):
     exit_code = 1
 
 
-class Refused(CliError):
+class ServerRefused(CliError):
     def __init__(self, problem: "Problem") -> None:
         super().__init__(one_line(problem))
 
@@ -42,7 +42,7 @@ class Misused(CliError):
     exit_code = 2
 
 
-class Unreachable(CliError):
+class ServerUnreachable(CliError):
     exit_code = 3
 
 
@@ -75,7 +75,7 @@ _NOT_UTF8 = "surrogates not allowed"
 
 
 def guarded(act: Callable[[], T]) -> T:
-    from lucius.ports.errors import LuciusError, SettingsError  # noqa: PLC0415 - not needed for help
+    from lucius.ports.errors import ExpectedError, SettingsError  # noqa: PLC0415 - not needed for help
 
     try:
         return act()
@@ -83,7 +83,7 @@ def guarded(act: Callable[[], T]) -> T:
         fail(str(error), error.exit_code)
     except SettingsError as error:
         fail(str(error), Misused.exit_code)
-    except LuciusError as error:
+    except ExpectedError as error:
         fail(str(error), CliError.exit_code)
     except UnicodeEncodeError as error:
         if error.reason != _NOT_UTF8:

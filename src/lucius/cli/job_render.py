@@ -10,12 +10,12 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lucius.cli.listing import GAP, INDENT
+from lucius.cli.listing import GAP_COLUMNS, INDENT_COLUMNS
 from lucius.cli.render import ListingRow, ago, explain, listing, moment, plural, reported_output, status_text, time_of
 from lucius.contract import AttemptView, CompensationView, ItemCounts, JobSummary, JobView, StepView, StepWithAttempts
 from lucius.core.model.progress import describe_progress
 
-NARROW = 140
+NARROW_COLUMNS = 140
 MAX_ITEMS = 20
 MAX_JSON_CHARS = 500
 ENDED = frozenset({"SUCCEEDED", "FAILED_FINAL", "CANCELLED", "SKIPPED"})
@@ -24,7 +24,7 @@ ENDED = frozenset({"SUCCEEDED", "FAILED_FINAL", "CANCELLED", "SKIPPED"})
 def jobs_view(jobs: Sequence[JobSummary], now: datetime, width: int) -> RenderableType:
     """Return one line for each job; on a narrow terminal its reason has a line of its own."""
     heads = ("JOB", "TENANT", "TYPE", "STATUS", "STEP", "AGE")
-    if width < NARROW:
+    if width < NARROW_COLUMNS:
         return listing(heads, [ListingRow(_job_cells(job, now), why(job)) for job in jobs])
     return listing((*heads, "WHY"), [ListingRow((*_job_cells(job, now), why(job))) for job in jobs])
 
@@ -57,15 +57,15 @@ class JobHeader:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width = max(cell_len(name) for name, _ in self._rows)
-        room = options.max_width - width - GAP
+        room = options.max_width - width - GAP_COLUMNS
         for name, value in self._rows:
             label = Text(name, style="dim")
             text = value if isinstance(value, Text) else Text(value)
             if text.cell_len > room and " " not in text.plain:
                 yield label
-                yield Text(" " * INDENT, no_wrap=True, overflow="ignore").append_text(text)
+                yield Text(" " * INDENT_COLUMNS, no_wrap=True, overflow="ignore").append_text(text)
                 continue
-            row = Table.grid(padding=(0, GAP, 0, 0))
+            row = Table.grid(padding=(0, GAP_COLUMNS, 0, 0))
             row.add_column(width=width)
             row.add_column(overflow="fold")
             row.add_row(label, text)

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from lucius.cli import render
-from lucius.cli.connection import Options
+from lucius.cli.connection import GlobalOptions
 from lucius.cli.errors import Misused, Unsuccessful
 from lucius.cli.job_ids import find_job, job_path
 from lucius.cli.json_options import read_object
@@ -308,7 +308,7 @@ async def fetch_output(
     from lucius.cli import outputs  # noqa: PLC0415
 
     shown = await client.get(await find_job(client, job))
-    blobs = blob_root or ctx.ensure_object(Options).data_dir / "blobs"
+    blobs = blob_root or ctx.ensure_object(GlobalOptions).data_dir / "blobs"
     to = None if file == Path("-") else file
     ref = await outputs.fetch_output(shown, blobs, to, allow_private=allow_private)
     if to is not None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lucius.cli.connection import DEFAULT_DATA_DIR, Options
+from lucius.cli.connection import DEFAULT_DATA_DIR, GlobalOptions
 from lucius.cli.lazy import LazyCommand, LazyGroup
 from lucius.version import __version__
 
@@ -160,4 +160,4 @@ def options(
         bool, typer.Option("--version", help="Show the version", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    ctx.obj = Options(url, api_key, data_dir)
+    ctx.obj = GlobalOptions(url, api_key, data_dir)

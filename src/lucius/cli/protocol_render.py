@@ -12,7 +12,7 @@ from lucius.contract.protocols import ProtocolAct, ProtocolChange, ProtocolDiff,
 
 STATUS_STYLES = {"DRAFT": "cyan", "PUBLISHED": "green", "DEPRECATED": "yellow"}
 MARKS = {"ADDED": ("+", "green"), "REMOVED": ("-", "red"), "CHANGED": ("~", "yellow"), "MOVED": ("↕", "yellow")}
-LONGEST = 100
+MAX_TEXT_CHARS = 100
 
 
 def versions_table(versions: list[ProtocolVersionView]) -> RenderableType:
@@ -82,4 +82,4 @@ def _line(change: ProtocolChange, whole_step: bool) -> Text:
 
 def _short(value: object) -> str:
     text = "" if value is UNSET else msgspec.json.encode(value).decode()
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= MAX_TEXT_CHARS else f"{text[: MAX_TEXT_CHARS - 1]}…"

@@ -23,7 +23,7 @@ RequestType = Annotated[str, typer.Argument(help="For example OCR_EMBEDDING_SIS,
 Version = Annotated[int, typer.Argument(min=1)]
 
 
-class Status(StrEnum):
+class VersionStatusOption(StrEnum):
     DRAFT = "draft"
     PUBLISHED = "published"
     DEPRECATED = "deprecated"
@@ -38,7 +38,9 @@ protocols.command("graph")(graph)
 @server_command
 async def list_protocols(
     client: "AsyncClient",
-    status: Annotated[Status, typer.Option(help="Only with this status", case_sensitive=False)] = Status.PUBLISHED,
+    status: Annotated[
+        VersionStatusOption, typer.Option(help="Only with this status", case_sensitive=False)
+    ] = VersionStatusOption.PUBLISHED,
 ) -> Output:
     """List protocols that serve new commands, and files that were refused."""
     answer, listing = await fetch(client, "/v1/protocols", ProtocolList, {"status": status.upper()})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 TERMINAL = frozenset({"SUCCEEDED", "FAILED_FINAL", "CANCELLED"})
-WIDE = 200  # in a pipe the width does not matter, and lines must not be cut
+WIDE_COLUMNS = 200  # in a pipe the width does not matter, and lines must not be cut
 STYLES = {
     "SUCCEEDED": "green",
     "FAILED_FINAL": "red",
@@ -57,7 +57,7 @@ def err() -> "Console":
 def _console(terminal: bool, *, stderr: bool) -> "Console":
     from lucius.cli.console import SafeConsole  # noqa: PLC0415
 
-    width = None if terminal or os.environ.get("COLUMNS") else WIDE
+    width = None if terminal or os.environ.get("COLUMNS") else WIDE_COLUMNS
     return SafeConsole(stderr=stderr, highlight=False, markup=False, width=width)
 
 

@@ -1,6 +1,5 @@
 """Commands that archive finished jobs: `retention run` and `retention show`. They need no server."""
 
-import re
 import secrets
 import time
 from enum import StrEnum
@@ -11,7 +10,8 @@ import msgspec
 import typer
 
 from lucius.cli import render
-from lucius.cli.connection import Options
+from lucius.cli.connection import GlobalOptions
+from lucius.cli.durations import parse_duration
 from lucius.cli.errors import Misused, Unsuccessful, run
 from lucius.cli.job_ids import MAX_CANDIDATES, id_prefix, only_id
 from lucius.cli.jobs import JobId
@@ -29,7 +29,6 @@ retention = typer.Typer(
 ArchiveDir = Annotated[
     Path | None, typer.Option("--archive", help="Folder of the archive; by default lucius/_archive in the workspace")
 ]
-UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 SHARED_LEDGER_PAUSE_SECONDS = 0.5
 PROGRESS_INTERVAL_SECONDS = 2.0
 
@@ -72,7 +71,7 @@ def run_(
         from lucius.usecases.timestamps import timestamp  # noqa: PLC0415
 
         settings, clock = _settings(ctx, data_dir), SystemClock()
-        before = clock.now() - duration(older_than)
+        before = clock.now() - _minimum_age_ms(older_than)
         order = Order(
             where=FinishedFilter(
                 before=before,
@@ -123,18 +122,18 @@ def show(ctx: typer.Context, job: JobId, archive: ArchiveDir = None, data_dir: D
     run(work)
 
 
-def duration(text: str) -> int:
-    """Parse a duration to milliseconds. Raises Misused."""
-    parts = re.fullmatch(r"(\d{1,9})([smhdw])|0", text.strip())
-    if parts is None:
+def _minimum_age_ms(text: str) -> int:
+    """Parse `--older-than`, whose unit must be given: the command deletes. Raises Misused."""
+    age_ms = parse_duration(text)
+    if age_ms is None:
         raise Misused(f"--older-than must be a number with s, m, h, d or w, for example 30d, not {text!r}")
-    return int(parts[1]) * UNITS[parts[2]] if parts[1] else 0
+    return age_ms
 
 
 def _settings(ctx: typer.Context, data_dir: Path | None) -> "Settings":
     from lucius.bootstrap.settings import load_settings  # noqa: PLC0415
 
-    return load_settings(data_dir=data_dir or ctx.ensure_object(Options).data_dir)
+    return load_settings(data_dir=data_dir or ctx.ensure_object(GlobalOptions).data_dir)
 
 
 def _pause(settings: "Settings", seconds: float | None) -> float:

@@ -46,7 +46,7 @@ BULK_SECONDS = 300.0
 review = typer.Typer(help="Review queue: list items and act on them.", no_args_is_help=True)
 
 
-class Status(StrEnum):
+class ReviewStatusOption(StrEnum):
     OPEN = "OPEN"
     REPROCESSED = "REPROCESSED"
     RESOLVED = "RESOLVED"
@@ -74,7 +74,9 @@ async def list_items(
     kind: Kind = None,
     signature: Signature = None,
     job: Annotated[str | None, typer.Option(help="Only of this job")] = None,
-    status: Annotated[Status, typer.Option(help="Only with this status", case_sensitive=False)] = Status.OPEN,
+    status: Annotated[
+        ReviewStatusOption, typer.Option(help="Only with this status", case_sensitive=False)
+    ] = ReviewStatusOption.OPEN,
     limit: AtMost = 20,
     all_: Everything = False,
 ) -> Output:
@@ -89,7 +91,7 @@ async def list_items(
 
         return items_view(found, datetime.now(UTC))
 
-    nothing = "nothing to review" if status is Status.OPEN else "no review items"
+    nothing = "nothing to review" if status is ReviewStatusOption.OPEN else "no review items"
     return list_output(ReviewList(items=found, next_cursor=None), found, view, nothing, most)
 
 

@@ -17,7 +17,7 @@ from lucius.contract.control import (
     ReviewOutcome,
 )
 
-SHOWN = 8
+MAX_SHOWN_NAMES = 8
 
 
 def items_view(items: Sequence[ReviewItemView], now: datetime) -> RenderableType:
@@ -128,8 +128,8 @@ def effect(effect: ReviewEffect, act: str) -> str:
 
 def _names(names: Sequence[str], total: int | None = None) -> str:
     total = total or len(names)
-    more = total - min(len(names), SHOWN)
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = total - min(len(names), MAX_SHOWN_NAMES)
+    return ", ".join(names[:MAX_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def outcomes_view(outcomes: Sequence[ReviewOutcome]) -> RenderableType:

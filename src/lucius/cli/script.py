@@ -18,6 +18,7 @@ from lucius.authoring.script import (
     Silence,
     default_silence,
 )
+from lucius.cli.durations import parse_duration
 from lucius.cli.errors import Misused
 from lucius.cli.json_options import parse_json
 from lucius.core.model.records import Instant, Millis
@@ -28,8 +29,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 MAX_TIMES = 1_000
-_UNITS = {"": 1_000, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _AT = re.compile(r"(.*)@(\d+(?:\.\d+)?[a-z]*)", re.DOTALL)
 
 
@@ -190,11 +189,10 @@ def asked_of(pauses: OptionValues, resumes: OptionValues, cancels: OptionValues)
 
 def millis(option: str, text: str) -> Millis:
     """Parse seconds, or a number with a unit: 90, 1.5s, 10m, 2h, 7d. Raises Misused."""
-    found = _DURATION.fullmatch(text.strip().lower())
-    unit = _UNITS.get(found[2]) if found else None
-    if found is None or unit is None:
+    found = parse_duration(text, default_unit="s")
+    if found is None:
         raise Misused(f"{option} {text}: must be seconds, or a number with ms, s, m, h or d")
-    return round(float(found[1]) * unit)
+    return found
 
 
 def instant(option: str, text: str) -> Instant:

@@ -18,7 +18,7 @@ from lucius.cli.children import die_with_parent, keep_running
 from lucius.cli.connection import (
     DEFAULT_DATA_DIR,
     Connection,
-    Options,
+    GlobalOptions,
     connection,
     dev_key,
     places_beside_dev,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SERVICES = ("ocr", "embedding", "sis")
 READY_SECONDS = 30.0
-SERVICE_GRACE = 2.0
+SERVICE_GRACE_SECONDS = 2.0
 SAMPLE_REF = "blob://in/contract.pdf"
 
 DataDir = Annotated[
@@ -74,7 +74,7 @@ def dev(
 ) -> None:
     """Run the whole stack until Ctrl-C: control plane on a SQLite file, and the three reference services."""
     die_with_parent()
-    folder = (data_dir or ctx.ensure_object(Options).data_dir).resolve()
+    folder = (data_dir or ctx.ensure_object(GlobalOptions).data_dir).resolve()
     _leave(run(lambda: _dev(host, port, folder, services, engine), fast_loop=True))
 
 
@@ -204,7 +204,7 @@ def _worker_running(settings: "Settings", env: dict[str, str]) -> AbstractAsyncC
 def _services_running(env: dict[str, str] | None) -> AbstractAsyncContextManager[None]:
     """Run the three services as separate processes; none without an environment for them."""
     names = SERVICES if env is not None else ()
-    return _kept_running({name: ["service", name, "--grace", str(SERVICE_GRACE)] for name in names}, env or {})
+    return _kept_running({name: ["service", name, "--grace", str(SERVICE_GRACE_SECONDS)] for name in names}, env or {})
 
 
 @asynccontextmanager
@@ -442,7 +442,7 @@ def service(
     to = guarded(lambda: connection(ctx, url, api_key))
     settings = guarded(load_settings)
     configure_logging(settings.log_level, settings.log_format)
-    places = {"data_dir": data_dir} if data_dir else places_beside_dev(ctx.ensure_object(Options).data_dir, to)
+    places = {"data_dir": data_dir} if data_dir else places_beside_dev(ctx.ensure_object(GlobalOptions).data_dir, to)
     guarded(
         lambda: run_named(
             names,

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from lucius.cli import render
 from lucius.cli.connection import Connection, connection
-from lucius.cli.errors import CliError, Misused, Refused, Unreachable, run
+from lucius.cli.errors import CliError, Misused, ServerRefused, ServerUnreachable, run
 from lucius.contract import JobView
 
 if TYPE_CHECKING:
@@ -105,18 +105,17 @@ async def session(to: Connection) -> "AsyncIterator[AsyncClient]":
 
 
 def _to_cli_error(url: str, error: "LuciusError") -> CliError:
-    from lucius.client import Misconfigured, RequestRefused  # noqa: PLC0415
-    from lucius.client import Unreachable as NoAnswer  # noqa: PLC0415
+    from lucius.client import Misconfigured, RequestRefused, Unreachable  # noqa: PLC0415
 
     match error:
         case RequestRefused():
-            return Refused(error.problem)
+            return ServerRefused(error.problem)
         case Misconfigured():
-            return Unreachable(f"{url} is not an address: give --url as http://host:port")
-        case NoAnswer(failure="no_connection"):
-            return Unreachable(f"no control plane answers at {url}; start one with `lucius dev`, or give --url")
+            return ServerUnreachable(f"{url} is not an address: give --url as http://host:port")
+        case Unreachable(failure="no_connection"):
+            return ServerUnreachable(f"no control plane answers at {url}; start one with `lucius dev`, or give --url")
         case _:
-            return Unreachable(str(error))
+            return ServerUnreachable(str(error))
 
 
 async def fetch(

@@ -63,7 +63,7 @@ def simulate(
     later ones.
     """
 
-    from lucius.authoring.simulate import DEFAULT_START_MS, Limits  # noqa: PLC0415 - not needed for help
+    from lucius.authoring.simulate import DEFAULT_START_MS, SimulationLimits  # noqa: PLC0415 - not needed for help
     from lucius.bootstrap.authoring import read_protocol_file  # noqa: PLC0415
     from lucius.cli import script  # noqa: PLC0415
     from lucius.cli.json_options import read_object  # noqa: PLC0415
@@ -85,7 +85,7 @@ def simulate(
             acts=script.asked_of(pause_at, resume_at, cancel_at),
         )
         at = script.instant("--start", start) if start else DEFAULT_START_MS
-        limits = Limits(max_time_ms=script.millis("--max-time", max_time))
+        limits = SimulationLimits(max_time_ms=script.millis("--max-time", max_time))
         return simulate_protocol(protocol, read_object("--input", input_), scripted, seed=seed, limits=limits, start=at)
 
     report = guarded(work)

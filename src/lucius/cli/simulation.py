@@ -10,7 +10,7 @@ from rich.text import Text
 from lucius.authoring.formatting import duration, elapsed, shortened
 from lucius.authoring.report import Report, StepLine, report_of
 from lucius.authoring.script import Script, ScriptError, check
-from lucius.authoring.simulate import DEFAULT_LIMITS, DEFAULT_START_MS, Limits
+from lucius.authoring.simulate import DEFAULT_LIMITS, DEFAULT_START_MS, SimulationLimits
 from lucius.authoring.simulate import simulate as rehearse
 from lucius.authoring.timeline import TimelineEntry
 from lucius.cli import render, script
@@ -32,7 +32,7 @@ def simulate_protocol(
     scripted: Script,
     *,
     seed: int = 0,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: SimulationLimits = DEFAULT_LIMITS,
     start: Instant = DEFAULT_START_MS,
 ) -> Report:
     """Simulate with the expressions, payload checks and calls of a real deployment; return the report.

@@ -17,7 +17,7 @@ from lucius.core.model.progress import describe_progress
 
 REFRESH_SECONDS = 0.5  # heartbeats leave no event, so progress is polled
 MAX_EVENTS = 8
-BAR_WIDTH = 20
+BAR_COLUMNS = 20
 MAX_ITEMS = 8
 NO_ATTEMPTS = frozenset({"decision", "wait", "human_approval", "parallel", "map"})
 
@@ -99,7 +99,7 @@ def _step_detail(step: StepView) -> str:
 def _bar(step: StepView) -> ProgressBar:
     """Draw the part that is done; a pulse while the service has not reported progress."""
     done = done_part(step)
-    return ProgressBar(1.0, done or 0.0, width=BAR_WIDTH, pulse=done is None)
+    return ProgressBar(1.0, done or 0.0, width=BAR_COLUMNS, pulse=done is None)
 
 
 def done_part(step: StepView) -> float | None:

@@ -12,14 +12,14 @@ from lucius.contract import EventList, EventView, JobView
 
 Events = AsyncGenerator[EventView, None]
 
-PAGE_SIZE = 500
+PAGE_EVENTS = 500
 
 
 async def pages(http: Http, job_id: str, after: int, retry_for: float | None = None) -> Events:
     """Yield the existing events after that sequence number."""
     cursor: int | None = after
     while cursor is not None:
-        params = {"cursor": str(cursor), "limit": str(PAGE_SIZE)}
+        params = {"cursor": str(cursor), "limit": str(PAGE_EVENTS)}
         page = http.read(await http.get(f"{job_path(job_id)}/events", params, retry_for=retry_for), EventList)
         for event in page.events:
             yield event

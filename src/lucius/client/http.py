@@ -4,6 +4,7 @@ The client and the command line are built on it.
 """
 
 import asyncio
+import math
 import os
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -17,9 +18,10 @@ from lucius.client import reading
 from lucius.client.encoding import encode_body
 from lucius.client.errors import LuciusError, Misconfigured, NotLucius, RequestRefused, Unreachable, refused
 from lucius.client.proxies import proxy_for
-from lucius.client.retry import TEMPORARY_STATUSES, Tries, retry_after_of
+from lucius.client.retry import TEMPORARY_STATUSES, Tries
 from lucius.client.sse import Parser, ServerSentEvent
 from lucius.contract import Problem
+from lucius.retry_after import parse_retry_after
 from lucius.version import __version__
 
 T = TypeVar("T")
@@ -234,7 +236,7 @@ class Http:
         return failure
 
     def _refusal(self, request: Request, response: aiohttp.ClientResponse, answer: bytes) -> LuciusError:
-        retry_after = retry_after_of(response.headers.get("Retry-After"))
+        retry_after = parse_retry_after(response.headers.get("Retry-After"), max_seconds=math.inf, whole_only=True)
         failure: LuciusError
         try:
             if response.status < 400:

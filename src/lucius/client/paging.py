@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar
 
 from lucius.client.http import Http
 
-PAGE_SIZE = 200
+PAGE_ITEMS = 200
 
 
 class Page(Protocol):
@@ -29,7 +29,7 @@ async def items(
     params = {name: value for name, value in wanted.items() if value is not None}
     left = limit
     while left is None or left > 0:
-        size = PAGE_SIZE if left is None else min(PAGE_SIZE, left)
+        size = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
         page = http.read(await http.get(path, {**params, "limit": str(size)}), kind)
         for item in of(page)[:left]:
             yield item

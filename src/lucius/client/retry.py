@@ -11,7 +11,6 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
-from email.utils import parsedate_to_datetime
 
 from lucius.backoff import full_jitter
 from lucius.client.errors import LuciusError, NotLucius, RequestRefused, Unreachable
@@ -88,15 +87,3 @@ def _requested_pause(error: LuciusError) -> float:
 def pause_after(failures: int, asked: float, random_fraction: float) -> float:
     """Return the seconds the server asked for plus exponential backoff with full jitter, so clients don't align."""
     return asked + full_jitter(failures, FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, random_fraction)
-
-
-def retry_after_of(header: str | None, now: Callable[[], float] = time.time) -> float | None:
-    """Return the seconds of a Retry-After header, a number or a date as some proxies send; None if invalid."""
-    if not header:
-        return None
-    if header.strip().isdigit():
-        return float(header)
-    try:
-        return max(0.0, parsedate_to_datetime(header).timestamp() - now())
-    except (ValueError, OverflowError):
-        return None

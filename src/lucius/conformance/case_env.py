@@ -14,7 +14,7 @@ from lucius.conformance.attempt_log import AttemptLog, PlayedAttempt, now
 from lucius.conformance.directives import DirectiveFactory
 from lucius.conformance.feed import Feed, LocalFeed, QueuedMessage
 from lucius.conformance.feed_redis import RedisFeed
-from lucius.conformance.model import Failed, NotShown, Options, Pace
+from lucius.conformance.model import CaseFailed, NotShown, Options, Pace
 from lucius.conformance.process import ServiceProcess, describe_exit
 from lucius.conformance.server import Orchestrator
 
@@ -84,7 +84,7 @@ class CaseEnv:
     # The service
 
     async def start(self, *, slow: float = 0.0) -> None:
-        """Start the command and wait until it pulls. Raises Failed if it does not.
+        """Start the command and wait until it pulls. Raises CaseFailed if it does not.
 
         `slow`: steps take that many seconds longer, or as long as the author's --slow-payload. Raises NotShown if that
         is too short.
@@ -100,7 +100,9 @@ class CaseEnv:
         service = self.server.service or "{service}"
         request = f"POST /v1/services/{service}/directives:pull" if self.feed.pulled_over_http else "XREADGROUP"
         hint = "if the service takes longer to start, increase --start-seconds"
-        raise Failed(f"a pull within {self.options.start_seconds:g} s of the start", f"{request} never came; {hint}")
+        raise CaseFailed(
+            f"a pull within {self.options.start_seconds:g} s of the start", f"{request} never came; {hint}"
+        )
 
     def _has_pulled_since(self, since: float) -> bool:
         return any(pull.at >= since for pull in self.server.pulls) or self.feed.asked_since(since)
@@ -195,7 +197,7 @@ class CaseEnv:
     async def wait_until(self, condition: Callable[[], T], within: float) -> T | None:
         """Wait until `condition` returns a true value and return it; None after `within` seconds.
 
-        Raises Failed if the service meanwhile violates the contract or its process ends.
+        Raises CaseFailed if the service meanwhile violates the contract or its process ends.
         """
         deadline = now() + within
         while not (value := condition()):
@@ -213,39 +215,39 @@ class CaseEnv:
         return value
 
     async def watch(self, seconds: float) -> None:
-        """Wait for some seconds in which the service must not violate the contract. Raises Failed."""
+        """Wait for some seconds in which the service must not violate the contract. Raises CaseFailed."""
         await self.wait_until(lambda: False, seconds)
 
     async def wait_for_hand_over(self, attempt: PlayedAttempt) -> float:
-        """Wait for the attempt's hand-over and return its time. Raises Failed."""
+        """Wait for the attempt's hand-over and return its time. Raises CaseFailed."""
         await self._handed_over(attempt, 1, f"that the directive of {describe(attempt)} is pulled")
         return attempt.first_handed_over
 
     async def wait_for_redelivery(self, attempt: PlayedAttempt, times: int = 2) -> float:
-        """Wait until the directive was handed over `times` times; return the time of the second. Raises Failed."""
+        """Wait until the directive was handed over `times` times; return the time of the second. Raises CaseFailed."""
         expected = f"that the directive of {describe(attempt)} is pulled again"
         await self._handed_over(attempt, times, expected)
         return attempt.handed_over[1]
 
     async def _handed_over(self, attempt: PlayedAttempt, times: int, expected: str) -> None:
-        """Wait for `times` hand-overs as long as the queue keeps shrinking, however slowly. Raises Failed."""
+        """Wait for `times` hand-overs as long as the queue keeps shrinking, however slowly. Raises CaseFailed."""
         within = self.slow * 4 + self.work + self.options.patience
         while len(attempt.handed_over) < times:
             if not await self.wait_until(self._progress(attempt, times), within):
-                raise Failed(f"{expected} within {within:.0f} s", "it was not")
+                raise CaseFailed(f"{expected} within {within:.0f} s", "it was not")
 
     def _progress(self, attempt: PlayedAttempt, times: int) -> Callable[[], bool]:
         waiting = self.feed.waiting()
         return lambda: len(attempt.handed_over) >= times or self.feed.waiting() < waiting
 
     async def wait_for_ack(self, attempt: PlayedAttempt) -> None:
-        """Wait for an ACK of the attempt, or a callback that implies one. Raises Failed."""
+        """Wait for an ACK of the attempt, or a callback that implies one. Raises CaseFailed."""
         await self.wait_for_hand_over(attempt)
         expected = f"an ACK of {describe(attempt)}"
         await self.require(lambda: bool(attempt.callbacks), expected, lambda: "nothing came", attempt.ack_seconds)
 
     async def wait_for_result(self, attempt: PlayedAttempt) -> None:
-        """Wait until a RESULT of the attempt was applied. Raises Failed."""
+        """Wait until a RESULT of the attempt was applied. Raises CaseFailed."""
         await self.wait_for_hand_over(attempt)
         expected = f"an accepted RESULT of {describe(attempt)}"
         await self.require(
@@ -255,10 +257,10 @@ class CaseEnv:
     async def require(
         self, condition: Callable[[], bool], expected: str, came: Callable[[], str], takes: float
     ) -> None:
-        """Wait for a condition for `takes` seconds plus the kit's patience. Raises Failed."""
+        """Wait for a condition for `takes` seconds plus the kit's patience. Raises CaseFailed."""
         within = takes + self.options.patience
         if not await self.wait_until(condition, within):
-            raise Failed(f"{expected} within {within:.0f} s", came())
+            raise CaseFailed(f"{expected} within {within:.0f} s", came())
 
     @property
     def work(self) -> float:
@@ -279,17 +281,19 @@ class CaseEnv:
         return None
 
     def check_contract(self) -> None:
-        """Check what must hold in every case. Raises Failed, or the kit's own error."""
+        """Check what must hold in every case. Raises CaseFailed, or the kit's own error."""
         if internal_error := self.server.internal_error or self.feed.internal_error():
             raise internal_error
         if faults := self.violations():
             more = f" ({len(faults)} of this kind)" if len(faults) > 1 else ""
-            raise Failed("callbacks that fit the contract and carry their own attempt's token", f"{faults[0]}{more}")
+            raise CaseFailed(
+                "callbacks that fit the contract and carry their own attempt's token", f"{faults[0]}{more}"
+            )
         for attempt in self.attempt_log.attempts.values():
             results = attempt.results
             if len(results) > 1 and not attempt.is_malformed and len({callback.content for callback in results}) > 1:
                 statuses = " and then ".join(f"{callback.body.get('status')}" for callback in results[:3])
-                raise Failed(
+                raise CaseFailed(
                     f"one RESULT of {describe(attempt)}, repeated only unchanged",
                     f"different RESULTs came: {statuses}",
                 )
@@ -301,7 +305,7 @@ class CaseEnv:
     def _check_alive(self) -> None:
         if self.process is not None and self.process.exit_code is not None and not self.may_end:
             expected = "that the service keeps running" if self.server.pulls else "that the command starts and pulls"
-            raise Failed(expected, f"its process {describe_exit(self.process.exit_code)}")
+            raise CaseFailed(expected, f"its process {describe_exit(self.process.exit_code)}")
 
     def _write_requests(self) -> None:
         """Write all pulls and callbacks to `requests.jsonl`, if the folder is kept."""
@@ -326,10 +330,10 @@ def summarize_callbacks(attempt: PlayedAttempt) -> str:
     )
 
 
-def no_result(attempt: PlayedAttempt, within: float) -> Failed:
+def no_result(attempt: PlayedAttempt, within: float) -> CaseFailed:
     """Return the failure, with a hint, of a plain step without a RESULT."""
     slow = f"give a --payload that takes less than {within:g} s, or increase --patience"
-    return Failed(PLAIN_STEP, f"{summarize_callbacks(attempt)}; {slow if attempt.callbacks else PLAIN_STEP_HINT}")
+    return CaseFailed(PLAIN_STEP, f"{summarize_callbacks(attempt)}; {slow if attempt.callbacks else PLAIN_STEP_HINT}")
 
 
 def require_success(attempt: PlayedAttempt) -> None:
@@ -338,7 +342,7 @@ def require_success(attempt: PlayedAttempt) -> None:
     if body.get("status") != "SUCCEEDED":
         error = body.get("error") if isinstance(body.get("error"), dict) else {}
         summary = f"it was {body.get('status')} {error.get('code')}: {error.get('message', '')}"
-        raise Failed(PLAIN_STEP, f"{summary[:300]}; {PLAIN_STEP_HINT}")
+        raise CaseFailed(PLAIN_STEP, f"{summary[:300]}; {PLAIN_STEP_HINT}")
 
 
 def require_not_refused(attempt: PlayedAttempt) -> None:

@@ -19,7 +19,14 @@ from types import FrameType
 from typing import Any
 
 from lucius.conformance.faults import FAULTS
-from lucius.conformance.http_stub import FIRST_PAUSE_SECONDS, Json, KeepAliveConnection, Pause, Reply, Spool
+from lucius.conformance.http_stub import (
+    FIRST_PAUSE_SECONDS,
+    Json,
+    KeepAliveConnection,
+    OrchestratorReply,
+    RetryPauses,
+    Spool,
+)
 
 CONCURRENCY = 4
 PULL_BATCH_DIRECTIVES = 500
@@ -66,7 +73,7 @@ class Service:
             signal.signal(signal.SIGTERM, self._on_signal)
             signal.signal(signal.SIGINT, self._on_signal)
         self._resume_spooled()
-        pause = Pause()
+        pause = RetryPauses()
         code = 0
         while not self._stopping.is_set() or self.has_fault("pulls-on"):
             reply = self._pull()
@@ -74,7 +81,7 @@ class Service:
                 code = 0 if self.has_fault("leaves-quietly") else 2
                 break
             if reply is not None and reply.status == 200:
-                pause = Pause()
+                pause = RetryPauses()
             elif not self.has_fault("hammers-pulls", "insists"):
                 if self.has_fault("dies-on-pull-error"):
                     return 1
@@ -90,7 +97,7 @@ class Service:
         self._stopping.set()
         self._pull_connection.shut_down()  # directives that arrived now would be lost
 
-    def _pull(self) -> Reply | None:
+    def _pull(self) -> OrchestratorReply | None:
         room = self._wait_for_capacity()
         asked = time.monotonic()
         if self._stopping.is_set():
@@ -107,7 +114,7 @@ class Service:
         directives = reply.body.get("directives")
         if reply.status != 200 or not isinstance(directives, list):
             log(f"pull: answered {reply.status}")
-            return Reply(503, reply.retry_after, None) if reply.status == 200 else reply
+            return OrchestratorReply(503, reply.retry_after, None) if reply.status == 200 else reply
         for directive in directives:
             self._take(directive)
         if not directives and time.monotonic() - asked < FIRST_PAUSE_SECONDS and not self.has_fault("spins"):
@@ -246,7 +253,7 @@ class Service:
 
     def send(
         self, kind: str, directive: Json, more: Json, within: float = GIVE_UP_SECONDS, over: threading.Event = NEVER
-    ) -> Reply | None:
+    ) -> OrchestratorReply | None:
         """Send a callback until it is accepted or refused and return that answer.
 
         Returns None after `within` seconds, or when `over` is set.
@@ -254,7 +261,7 @@ class Service:
         body = {name: directive[name] for name in IDENTITY} | more
         if kind == "result" and self.has_fault("wrong-lease"):
             body["lease_id"] = "lease-1"
-        deadline, pause = time.monotonic() + within, Pause()
+        deadline, pause = time.monotonic() + within, RetryPauses()
         while time.monotonic() < deadline:
             reply = self._post(kind, directive, body)
             if not self._should_retry(kind, reply):
@@ -264,7 +271,7 @@ class Service:
                 break
         return None
 
-    def _post(self, kind: str, directive: Json, body: Json) -> Reply | None:
+    def _post(self, kind: str, directive: Json, body: Json) -> OrchestratorReply | None:
         token = self._last_token if self.has_fault("wrong-token") else directive["callback_token"]
         timeout = 0.5 if self.has_fault("impatient") and kind == "result" else 10.0
         own = f"{self._base}/v1/callbacks/{kind}"
@@ -280,7 +287,7 @@ class Service:
                 body["result"] = Execution(self, directive).work()["result"]
             return None
 
-    def _should_retry(self, kind: str, reply: Reply | None) -> bool:
+    def _should_retry(self, kind: str, reply: OrchestratorReply | None) -> bool:
         if kind == "result" and reply is None and self.has_fault("loses-result", "trusts-silence"):
             return False
         if reply is None:
@@ -315,7 +322,7 @@ class Execution:
         while not self._fenced.is_set() and not self.done.wait(lease / 3):
             self._apply_answer(self._service.send("heartbeat", self._directive, {"progress": 0.5}, lease, self.done))
 
-    def _apply_answer(self, reply: Reply | None) -> None:
+    def _apply_answer(self, reply: OrchestratorReply | None) -> None:
         if reply is None:
             return
         ignored = "ignores-stale" if reply.status == 409 else "beats-late"

@@ -14,7 +14,7 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 5.0
 Json = dict[str, Any]
 
 
-class Reply:
+class OrchestratorReply:
     def __init__(self, status: int, retry_after: float, body: Any) -> None:
         self.status = status
         self.retry_after = retry_after
@@ -38,7 +38,7 @@ class KeepAliveConnection:
     def __init__(self) -> None:
         self._connection: HTTPConnection | None = None
 
-    def post(self, url: str, body: Json, token: str, timeout: float) -> Reply:
+    def post(self, url: str, body: Json, token: str, timeout: float) -> OrchestratorReply:
         """POST JSON and return the answer. Raises OSError or HTTPException if there is none."""
         parts = urllib.parse.urlsplit(url)
         connection = self._connection = HTTPConnection(parts.netloc, timeout=timeout)
@@ -48,7 +48,7 @@ class KeepAliveConnection:
             connection.request("POST", path, json.dumps(body), headers)
             response = connection.getresponse()
             raw = response.read()
-            return Reply(response.status, float(response.headers.get("Retry-After") or 0), _parsed(raw))
+            return OrchestratorReply(response.status, float(response.headers.get("Retry-After") or 0), _parsed(raw))
         finally:
             connection.close()
 
@@ -64,13 +64,13 @@ def _parsed(raw: bytes) -> Any:
         return None
 
 
-class Pause:
+class RetryPauses:
     """Pauses that grow with each failure, with jitter, and are never shorter than the orchestrator's Retry-After."""
 
     def __init__(self) -> None:
         self._next = FIRST_PAUSE_SECONDS
 
-    def after(self, reply: Reply | None) -> float:
+    def after(self, reply: OrchestratorReply | None) -> float:
         seconds = self._next * random.uniform(0.7, 1.3)
         self._next = min(self._next * 2, MAX_PAUSE_SECONDS)
         return max(seconds, reply.retry_after if reply else 0.0)

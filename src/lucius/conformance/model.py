@@ -1,7 +1,7 @@
 """Options, verdicts and report of the kit.
 
 Verdict                 a case ends early by raising one of these
-├── Failed              the service violated the contract
+├── CaseFailed          the service violated the contract
 ├── NotShown            the behaviour could not be observed; never counts as passed
 └── Skipped             an optional setting was not given
 """
@@ -16,7 +16,7 @@ SCHEMA = "lucius.conformance/1"
 DOCS = "docs/how-to/conformance.md"
 
 
-class Outcome(StrEnum):
+class CaseOutcome(StrEnum):
     PASS = "PASS"
     WARN = "WARN"
     FAIL = "FAIL"
@@ -29,22 +29,22 @@ class Outcome(StrEnum):
 
 
 class Verdict(Exception):
-    outcome: Outcome
+    outcome: CaseOutcome
 
 
-class Failed(Verdict):
-    outcome = Outcome.FAIL
+class CaseFailed(Verdict):
+    outcome = CaseOutcome.FAIL
 
     def __init__(self, expected: str, came: str) -> None:
         super().__init__(f"expected {expected}; {came}")
 
 
 class NotShown(Verdict):
-    outcome = Outcome.NOT_SHOWN
+    outcome = CaseOutcome.NOT_SHOWN
 
 
 class Skipped(Verdict):
-    outcome = Outcome.SKIPPED
+    outcome = CaseOutcome.SKIPPED
 
 
 class Misuse(ValueError):
@@ -89,7 +89,7 @@ class Pace(Struct, frozen=True, kw_only=True):
 class CaseReport(Struct, frozen=True, kw_only=True):
     id: str
     title: str
-    outcome: Outcome
+    outcome: CaseOutcome
     seconds: float
     seen: str
     """Expected and actual behaviour; for a passed case, what was observed."""
@@ -120,5 +120,5 @@ class Report(Struct, frozen=True, kw_only=True):
     cases: list[CaseReport]
 
 
-def has_passed(outcome: Outcome, strict: bool) -> bool:
-    return outcome in (Outcome.PASS, Outcome.SKIPPED) or (outcome is Outcome.WARN and not strict)
+def has_passed(outcome: CaseOutcome, strict: bool) -> bool:
+    return outcome in (CaseOutcome.PASS, CaseOutcome.SKIPPED) or (outcome is CaseOutcome.WARN and not strict)

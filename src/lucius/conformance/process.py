@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from lucius.conformance.model import Failed
+from lucius.conformance.model import CaseFailed
 
 TAIL_LINES = 15
 TAIL_BYTES = 16 * 1024
@@ -67,7 +67,7 @@ async def start(command: list[str], env: Mapping[str, str], log: Path, on_end: C
                 start_new_session=True,
             )
         except OSError as error:
-            raise Failed("a command that can be started", f"{command[0]}: {error.strerror or error}") from None
+            raise CaseFailed("a command that can be started", f"{command[0]}: {error.strerror or error}") from None
     return ServiceProcess(child, on_end)
 
 

@@ -20,11 +20,11 @@ from lucius.conformance.feed import check_bus
 from lucius.conformance.feed_redis import check_redis
 from lucius.conformance.model import (
     SCHEMA,
+    CaseFailed,
+    CaseOutcome,
     CaseReport,
-    Failed,
     Misuse,
     Options,
-    Outcome,
     Pace,
     Report,
     ServiceReport,
@@ -136,7 +136,7 @@ class _CaseRunner:
             if not await env.wait_until(lambda: attempt.results, self._options.patience):
                 raise no_result(attempt, self._options.patience)
             require_success(attempt)
-        except Failed:
+        except CaseFailed:
             if not env.violations():
                 self._obstacle = "the service can't execute a plain step"
             raise
@@ -157,11 +157,11 @@ class _CaseRunner:
         try:
             outcome, seen = await self._outcome(case, env)
         except Exception as error:  # noqa: BLE001 - an error of the kit fails its case, not the run
-            outcome, seen = Outcome.FAIL, f"expected no error of the kit; it raised {type(error).__name__}: {error}"
+            outcome, seen = CaseOutcome.FAIL, f"expected no error of the kit; it raised {type(error).__name__}: {error}"
             internal_error = ["the kit's own traceback:", *"".join(traceback.format_exception(error)).splitlines()]
-        if outcome is Outcome.PASS and env.warnings:
-            outcome, seen = Outcome.WARN, "; ".join(env.warnings)
-        bad = outcome in (Outcome.FAIL, Outcome.NOT_SHOWN)
+        if outcome is CaseOutcome.PASS and env.warnings:
+            outcome, seen = CaseOutcome.WARN, "; ".join(env.warnings)
+        bad = outcome in (CaseOutcome.FAIL, CaseOutcome.NOT_SHOWN)
         return CaseReport(
             id=case.id,
             title=case.title,
@@ -173,10 +173,10 @@ class _CaseRunner:
             log_tail=[*process.tail(env.log), *internal_error] if bad else [],
         )
 
-    async def _outcome(self, case: Case, env: CaseEnv) -> tuple[Outcome, str]:
+    async def _outcome(self, case: Case, env: CaseEnv) -> tuple[CaseOutcome, str]:
         seconds = case_seconds(self.pace)
         if case.about_pulls and not env.feed.pulled_over_http:
-            return Outcome.SKIPPED, "it tests pulls over HTTP, and this bus has none"
+            return CaseOutcome.SKIPPED, "it tests pulls over HTTP, and this bus has none"
         try:
             await env.open()
             async with asyncio.timeout(seconds):
@@ -186,16 +186,16 @@ class _CaseRunner:
         except Verdict as verdict:
             return verdict.outcome, str(verdict)
         except TimeoutError:
-            return Outcome.FAIL, f"expected the case to end; it still ran after {seconds:.0f} s"
+            return CaseOutcome.FAIL, f"expected the case to end; it still ran after {seconds:.0f} s"
         finally:
             await env.close()
-        return Outcome.PASS, seen
+        return CaseOutcome.PASS, seen
 
     def _not_played(self, case: Case, rehearsal: CaseReport, *, first: bool) -> CaseReport:
         """Report a case that was not played: the first one carries the rehearsal's failure, the others are SKIPPED."""
         report = replace(rehearsal, id=case.id, title=case.title, read=case.read)
         if not first:
             seen = f"not played: {self._obstacle}"
-            report = replace(report, outcome=Outcome.SKIPPED, seen=seen, seconds=0.0, log_tail=[], warnings=[])
+            report = replace(report, outcome=CaseOutcome.SKIPPED, seen=seen, seconds=0.0, log_tail=[], warnings=[])
         self._on_end(report)
         return report

@@ -23,8 +23,8 @@ MAX_WAIT_SECONDS = 50.0  # the orchestrator's own limit
 DISCONNECT_CHECK_SECONDS = 0.25
 GRACE_SECONDS = 0.05
 MAX_STARTS = 100
-MAX_BATCH = 500
-MAX_ANONYMOUS_BATCH = 100
+MAX_BATCH_CALLBACKS = 500
+MAX_ANONYMOUS_BATCH_CALLBACKS = 100
 MAX_BODY_BYTES = 1024 * 1024  # as the orchestrator's own limits
 MAX_BATCH_BYTES = 16 * MAX_BODY_BYTES
 
@@ -277,9 +277,12 @@ class Orchestrator:
         items = batch.get("callbacks") if isinstance(batch, dict) else None
         if refusal := _not_json(request):
             return self._refuse(refusal)
-        max_items = MAX_BATCH if _bearer(request) else MAX_ANONYMOUS_BATCH
+        max_items = MAX_BATCH_CALLBACKS if _bearer(request) else MAX_ANONYMOUS_BATCH_CALLBACKS
         if not isinstance(items, list) or len(items) > max_items:
-            detail = f"a batch is {{callbacks: […]}} of at most {MAX_BATCH}, or {MAX_ANONYMOUS_BATCH} without a token"
+            detail = (
+                f"a batch is {{callbacks: […]}} of at most {MAX_BATCH_CALLBACKS}, "
+                f"or {MAX_ANONYMOUS_BATCH_CALLBACKS} without a token"
+            )
             return self._refuse(problem(422, "INVALID_BODY", detail))
         self._requests += 1
         items_or_none = [_item(item, self._requests, _url(request)) for item in items]

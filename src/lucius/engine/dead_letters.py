@@ -20,7 +20,7 @@ from lucius.usecases.errors import RejectCode, Rejected
 log = structlog.get_logger(__name__)
 
 BATCH_MESSAGES = 100
-MAX_ASIDE = 1_000
+MAX_ASIDE_MESSAGES = 1_000
 WAIT_SECONDS = 20.0
 MAX_BACKOFF_SECONDS = 30.0
 CODE = "POISON_MESSAGE"
@@ -50,7 +50,7 @@ class DeadLetterRunner:
         """Dead letters to report next. The bus gives them to no other runner, so failed ones are retried here."""
         self._aside: dict[str, DeadLetter] = {}
         """Dead letters retried with backoff. They do not block others, since they may fail every time."""
-        self._put_off = KeyedBackoff(clock, jitter, most_names=MAX_ASIDE)
+        self._put_off = KeyedBackoff(clock, jitter, most_names=MAX_ASIDE_MESSAGES)
 
     async def run_once(self) -> None:
         try:
@@ -95,7 +95,7 @@ class DeadLetterRunner:
             self._set_aside(letter)
 
     def _set_aside(self, letter: DeadLetter) -> None:
-        if len(self._aside) >= MAX_ASIDE:
+        if len(self._aside) >= MAX_ASIDE_MESSAGES:
             self._letters.let_go([letter])  # the bus delivers it again later, here or to another runner
             return
         self._put_off.failed(letter.entry_id)

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, field
 from lucius.core.model.statuses import Mode
 from lucius.ports.errors import ProtocolError
 
-Scope = Literal["submit", "read", "operate", "approve", "admin", "serve"]
+KeyScope = Literal["submit", "read", "operate", "approve", "admin", "serve"]
 Inflight = Annotated[int, Meta(ge=0, le=10**9)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 SecretName = Annotated[str, Meta(pattern=r"^([A-Z][A-Z0-9_]{0,127}|derived)(?!\n)$")]
@@ -95,7 +95,7 @@ class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: Name
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
-    scopes: Annotated[tuple[Scope, ...], Meta(min_length=1)]
+    scopes: Annotated[tuple[KeyScope, ...], Meta(min_length=1)]
     tenants: tuple[Name, ...] = ()
     service: Name | None = None
     groups: tuple[Name, ...] = ()

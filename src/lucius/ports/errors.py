@@ -1,6 +1,6 @@
 """Errors that adapters raise.
 
-LuciusError
+ExpectedError
 ├── LedgerError
 │   ├── VersionConflict      the job changed since it was read: read it again and decide again
 │   ├── AlreadyAccepted      the tenant's idempotency key is taken: names the job that holds it
@@ -33,11 +33,11 @@ MAX_FAULTS = 100
 """Maximum faults of one file that are reported."""
 
 
-class LuciusError(Exception):
+class ExpectedError(Exception):
     """Base of every error that Lucius raises on purpose."""
 
 
-class LedgerError(LuciusError):
+class LedgerError(ExpectedError):
     pass
 
 
@@ -99,11 +99,11 @@ class LedgerCorrupt(LedgerError):
     pass
 
 
-class ArchiveError(LuciusError):
+class ArchiveError(ExpectedError):
     pass
 
 
-class BusError(LuciusError):
+class BusError(ExpectedError):
     pass
 
 
@@ -119,7 +119,7 @@ class OutcomeUnknown(BusError):
     pass
 
 
-class CallError(LuciusError):
+class CallError(ExpectedError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__()
         self.code = code
@@ -139,7 +139,7 @@ class CallFailed(CallError):
         self.sent = sent
 
 
-class ProtocolError(LuciusError):
+class ProtocolError(ExpectedError):
     """A fault in an operator's file. `others` are further faults of the same file."""
 
     def __init__(
@@ -165,5 +165,5 @@ class ProtocolError(LuciusError):
         return first
 
 
-class SettingsError(LuciusError):
+class SettingsError(ExpectedError):
     """An environment variable has a value that can't be used."""

@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from lucius.reference_services.settings import ChatSettings
 from lucius.reference_services.vectors import Chunk
+from lucius.retry_after import parse_retry_after
 from lucius.worker import DependencyFailed, NonRetryable, RateLimited, StepContext, StepFailure, Transient
 from lucius.worker.callbacks import trace_headers
-from lucius.worker.failure import parse_retry_after
 
 NO_ANSWER = "NO ANSWER"
 MAX_CONTEXT_CHARS = 24_000

@@ -6,7 +6,7 @@ from typing import Literal
 DocumentKind = Literal["pdf", "image", "text"]
 
 _IMAGES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_SAMPLE = 64 * 1024
+_SAMPLE_BYTES = 64 * 1024
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
@@ -26,7 +26,7 @@ def detect_kind(data: bytes) -> DocumentKind:
         return "text"
     if _is_image(data):  # before the text check: the white of an uncompressed scan has no control characters
         return "image"
-    if not _looks_like_text(data[:_SAMPLE]):
+    if not _looks_like_text(data[:_SAMPLE_BYTES]):
         raise UnreadableInput("neither text nor PDF nor an image of a known kind")
     return "text"
 

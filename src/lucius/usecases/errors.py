@@ -1,6 +1,6 @@
 """Refusals that a caller can get, each with a stable code. HTTP statuses are assigned in `api/`.
 
-LuciusError
+ExpectedError
 └── Rejected     code, detail, faults; and for some codes the job, the disposition or when to try again
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from lucius.contract import Fault
-from lucius.ports.errors import LuciusError
+from lucius.ports.errors import ExpectedError
 
 
 class RejectCode(StrEnum):
@@ -160,7 +160,7 @@ TITLES: dict[RejectCode, str] = {
 }
 
 
-class Rejected(LuciusError):
+class Rejected(ExpectedError):
     """The request is refused; nothing was created or changed."""
 
     def __init__(

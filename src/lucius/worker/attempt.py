@@ -7,7 +7,7 @@ from datetime import datetime
 import structlog
 
 from lucius.contract import Directive
-from lucius.worker.callbacks import CallbackSender, Delivered, Delivery, GaveUp, Refused
+from lucius.worker.callbacks import CallbackRefused, CallbackSender, Delivered, Delivery, GaveUp
 from lucius.worker.context import LocalChannel, log_fields
 from lucius.worker.execution import Executor, encode_failure
 from lucius.worker.failure import Stopped, StopReason, unexpected_failure
@@ -199,7 +199,7 @@ class RunningAttempt:
             case Delivered(_, cancel_requested):
                 if cancel_requested:
                     self._channel.stop(StopReason.CANCELLED)
-            case Refused(status, code):
+            case CallbackRefused(status, code):
                 self._fence(code or f"HTTP {status}")
             case GaveUp(reason):
                 # Work goes on: after its own downtime the orchestrator gives leases a fresh period.

@@ -6,9 +6,9 @@ queued meanwhile form the next batch, and no RESULT overtakes its own ACK. Callb
 singly, and in order if all of an attempt's go there.
 
 Each callback ends with exactly one Delivery, passed to the sender's `on_delivery`:
-    Delivered   the orchestrator answered 2xx, with any disposition
-    Refused     it will never be accepted (4xx): the attempt was fenced, or the message is wrong
-    GaveUp      no answer in time
+    Delivered          the orchestrator answered 2xx, with any disposition
+    CallbackRefused    it will never be accepted (4xx): the attempt was fenced, or the message is wrong
+    GaveUp             no answer in time
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from lucius.contract.trace_context import trace_headers as job_headers
 from lucius.worker.context import log_fields
 from lucius.worker.progress import Progress
 from lucius.worker.timing import Timing, wait_first
-from lucius.worker.transport import Reply, Transport, Unreachable
+from lucius.worker.transport import HttpReply, OrchestratorUnreachable, Transport
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -48,7 +48,7 @@ class Delivered(msgspec.Struct, frozen=True):
     is_current: bool = True
 
 
-class Refused(msgspec.Struct, frozen=True):
+class CallbackRefused(msgspec.Struct, frozen=True):
     status: int
     code: str = ""
 
@@ -57,10 +57,10 @@ class GaveUp(msgspec.Struct, frozen=True):
     reason: str
 
 
-Delivery = Delivered | Refused | GaveUp
+Delivery = Delivered | CallbackRefused | GaveUp
 
 
-class CallbackReply(msgspec.Struct):
+class CallbackAnswer(msgspec.Struct):
     """The members read from a callback's answer or problem document."""
 
     status: int = 0
@@ -72,10 +72,10 @@ class CallbackReply(msgspec.Struct):
 
 
 class _BatchAnswer(msgspec.Struct):
-    results: list[CallbackReply]
+    results: list[CallbackAnswer]
 
 
-class Callback:
+class OutgoingCallback:
     __slots__ = ("body", "directive", "expires", "failures", "kind", "lease_until", "on_delivery")
 
     def __init__(
@@ -114,7 +114,7 @@ class Callback:
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_answer = msgspec.json.Decoder(CallbackReply).decode
+_decode_answer = msgspec.json.Decoder(CallbackAnswer).decode
 _decode_batch = msgspec.json.Decoder(_BatchAnswer).decode
 
 
@@ -132,12 +132,12 @@ class CallbackSender:
         self._transport = transport
         self._timing = timing or Timing()
         self._late_window = late_window
-        self._queue: deque[Callback] = deque()
+        self._queue: deque[OutgoingCallback] = deque()
         self._queued = asyncio.Event()
         self._settled = asyncio.Event()
         self._resumed = asyncio.Event()
         self._paused_until = 0.0
-        self._chains: dict[str, deque[Callback]] = {}
+        self._chains: dict[str, deque[OutgoingCallback]] = {}
         self._chain_tasks: asyncio.TaskGroup | None = None
         self._failures = 0
         self.undelivered = 0
@@ -206,9 +206,9 @@ class CallbackSender:
     ) -> None:
         now = self._timing.now()
         self.undelivered += 1
-        self._enqueue(Callback(kind, directive, body, now=now, expires=now + within, on_delivery=on_delivery))
+        self._enqueue(OutgoingCallback(kind, directive, body, now=now, expires=now + within, on_delivery=on_delivery))
 
-    def _enqueue(self, callback: Callback) -> None:
+    def _enqueue(self, callback: OutgoingCallback) -> None:
         if self._chain_tasks is not None and self._must_go_singly(callback):
             self._post_singly(callback)
             return
@@ -218,14 +218,14 @@ class CallbackSender:
         if self._paused_until - now > 2 * callback.max_pause(now):
             self._resumed.set()
 
-    def _must_go_singly(self, callback: Callback) -> bool:
+    def _must_go_singly(self, callback: OutgoingCallback) -> bool:
         """Return whether it has another address, or must follow such a one of its attempt; heartbeats need no order."""
         behind = callback.directive.lease_id in self._chains and callback.kind != "heartbeat"
         return behind or not callback.is_addressed_to(self._base_url)
 
-    def _take(self) -> list[Callback]:
+    def _take(self) -> list[OutgoingCallback]:
         """Remove and return the next batch for the orchestrator; start sending the others on the way singly."""
-        ours: list[Callback] = []
+        ours: list[OutgoingCallback] = []
         size = 0
         while self._queue and len(ours) < MAX_BATCH_CALLBACKS:
             callback = self._queue[0]
@@ -240,13 +240,13 @@ class CallbackSender:
             self._queued.clear()
         return ours
 
-    async def _post_batch(self, batch: list[Callback]) -> float:
+    async def _post_batch(self, batch: list[OutgoingCallback]) -> float:
         """Send a batch; return the seconds to pause before the next."""
         body = b'{"callbacks":[%s]}' % b",".join([callback.as_batch_item() for callback in batch])
         try:
             url = batch_url(self._base_url)
             reply = await self._deliver(url, body, batch_token(batch), batch_headers(batch))
-        except Unreachable as error:
+        except OrchestratorUnreachable as error:
             return self._put_back(batch, str(error), 0.0)
         if reply.status in UNAVAILABLE_STATUSES:
             return self._put_back(batch, f"HTTP {reply.status}", reply.retry_after)
@@ -262,7 +262,7 @@ class CallbackSender:
                 self._settle(callback, answer)
         return 0.0
 
-    def _put_back(self, batch: list[Callback], reason: str, at_least: float) -> float:
+    def _put_back(self, batch: list[OutgoingCallback], reason: str, at_least: float) -> float:
         """Requeue a failed batch in order, give up what expires before the next try, return the pause in seconds."""
         self._failures += 1
         waiting = [*batch, *self._queue]
@@ -278,7 +278,7 @@ class CallbackSender:
                 self._resolve(callback, GaveUp(reason))
         return pause
 
-    def _post_singly(self, callback: Callback) -> None:
+    def _post_singly(self, callback: OutgoingCallback) -> None:
         """Send it to its own address: one attempt's callbacks in order, different attempts concurrently.
 
         No attempt waits for an address of another that does not answer.
@@ -301,7 +301,7 @@ class CallbackSender:
         finally:
             del self._chains[lease_id]
 
-    async def _post(self, callback: Callback) -> float | None:
+    async def _post(self, callback: OutgoingCallback) -> float | None:
         """Send one callback; return the pause in seconds before the next try, None if it is settled."""
         directive = callback.directive
         try:
@@ -312,7 +312,7 @@ class CallbackSender:
                 trace_headers(directive),
                 aside=callback.kind != "heartbeat",
             )
-        except Unreachable as error:
+        except OrchestratorUnreachable as error:
             return self._pause_before_retry(callback, str(error), 0.0)
         answer = _answer(reply)
         if _is_temporary(answer.status):
@@ -322,7 +322,7 @@ class CallbackSender:
 
     async def _deliver(
         self, url: str, body: bytes, token: str, headers: Mapping[str, str], *, aside: bool = False
-    ) -> Reply:
+    ) -> HttpReply:
         """POST with trace headers, and again without them if the server or a proxy finds the headers too large."""
         reply = await self._transport.post(url, body, token, headers, aside=aside)
         if reply.status == HEADERS_TOO_LARGE and headers:
@@ -330,7 +330,7 @@ class CallbackSender:
             reply = await self._transport.post(url, body, token, aside=aside)
         return reply
 
-    def _settle(self, callback: Callback, answer: CallbackReply) -> None:
+    def _settle(self, callback: OutgoingCallback, answer: CallbackAnswer) -> None:
         status = answer.status
         if 200 <= status < 300:
             # A LATE or DUPLICATE answer without a lease end means that the step or job has ended. With one, a success
@@ -345,9 +345,9 @@ class CallbackSender:
             directive = callback.directive
             about = {"callback": callback.kind, "status": status, "code": answer.code}
             log.warning("callback refused", **about, **log_fields(directive))
-            self._resolve(callback, Refused(status, answer.code))
+            self._resolve(callback, CallbackRefused(status, answer.code))
 
-    def _pause_before_retry(self, callback: Callback, reason: str, at_least: float) -> float | None:
+    def _pause_before_retry(self, callback: OutgoingCallback, reason: str, at_least: float) -> float | None:
         callback.failures += 1
         pause = _pause([callback], self._timing.now(), at_least, self._timing.backoff(callback.failures))
         if self._timing.now() + pause <= callback.expires:
@@ -355,7 +355,7 @@ class CallbackSender:
         self._resolve(callback, GaveUp(reason))
         return None
 
-    def _resolve(self, callback: Callback, delivery: Delivery) -> None:
+    def _resolve(self, callback: OutgoingCallback, delivery: Delivery) -> None:
         self.undelivered -= 1
         self._settled.set()
         try:
@@ -364,7 +364,7 @@ class CallbackSender:
             log.exception("delivery handler failed", callback=callback.kind, **log_fields(callback.directive))
 
 
-def _pause(callbacks: Sequence[Callback], now: float, at_least: float, backoff: float) -> float:
+def _pause(callbacks: Sequence[OutgoingCallback], now: float, at_least: float, backoff: float) -> float:
     """Return the backoff, raised to the pause the server asked for, both capped so that no lease runs out."""
     patience = min(callback.max_pause(now) for callback in callbacks)
     return max(min(at_least, 2 * patience), min(backoff, patience))
@@ -379,7 +379,7 @@ def batch_url(base_url: str) -> str:
     return f"{base_url}/v1/callbacks:batch"
 
 
-def batch_token(batch: Sequence[Callback]) -> str:
+def batch_token(batch: Sequence[OutgoingCallback]) -> str:
     """Return the token that authorizes a batch: the newest, as it expires last. Each item also carries its own."""
     return batch[-1].directive.callback_token
 
@@ -402,7 +402,7 @@ def trace_headers(directive: Directive) -> dict[str, str]:
     return dict(job_headers(directive.traceparent, directive.tracestate, directive.correlation_id))
 
 
-def batch_headers(batch: Sequence[Callback]) -> dict[str, str]:
+def batch_headers(batch: Sequence[OutgoingCallback]) -> dict[str, str]:
     """Return the trace headers of a batch that belongs to one job; none for several jobs."""
     first = batch[0].directive
     return trace_headers(first) if all(one.directive.jobId == first.jobId for one in batch) else {}
@@ -412,7 +412,7 @@ def _instant(timestamp: str) -> float:
     return datetime.fromisoformat(timestamp).timestamp()
 
 
-def _batch_answers(reply: Reply, expected: int) -> list[CallbackReply] | None:
+def _batch_answers(reply: HttpReply, expected: int) -> list[CallbackAnswer] | None:
     if not 200 <= reply.status < 300:
         return None
     try:
@@ -422,11 +422,11 @@ def _batch_answers(reply: Reply, expected: int) -> list[CallbackReply] | None:
     return answers if len(answers) == expected else None
 
 
-def _answer(reply: Reply) -> CallbackReply:
+def _answer(reply: HttpReply) -> CallbackAnswer:
     try:
         answer = _decode_answer(reply.body)
     except msgspec.DecodeError:
-        answer = CallbackReply()
+        answer = CallbackAnswer()
     # An answer in another format comes from an intermediary, such as a gateway without a route: the orchestrator has
     # neither accepted nor refused the callback.
     ours = answer.disposition or answer.code or reply.status == TOO_LARGE

@@ -12,16 +12,14 @@ StepFailure                  any class, with a code of the author's
 import os
 import traceback
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import NamedTuple
 
+from lucius.retry_after import bound_seconds, parse_retry_after
 from lucius.worker.failure_classes import BY_STATUS, FailureClass
 
 MAX_CODE_CHARS = 128
 MAX_MESSAGE_CHARS = 2000
-MAX_RETRY_AFTER_SECONDS = 86_400.0
 REDACTED = "[redacted]"
 MIN_SECRET_PREFIX_CHARS = 8
 """Shorter prefixes of a token are not redacted: they reveal nothing."""
@@ -48,7 +46,7 @@ class StepFailure(Exception):
         self.code = _sendable(code)[:MAX_CODE_CHARS] or "UNSPECIFIED"
         self.message = _sendable(message)[:MAX_MESSAGE_CHARS]
         self.failure_class = FailureClass(failure_class)
-        self.retry_after_seconds = _bounded(retry_after_seconds)
+        self.retry_after_seconds = bound_seconds(retry_after_seconds)
 
 
 class Transient(StepFailure):
@@ -205,22 +203,6 @@ def _without(text: str, secret: str) -> str:
     return text
 
 
-def parse_retry_after(header: str | None) -> float | None:
-    """Return the seconds of a `Retry-After` header, given as a number or a date; None if missing or invalid."""
-    if not header:
-        return None
-    try:
-        return _bounded(float(header))
-    except ValueError:
-        pass
-    try:
-        until = parsedate_to_datetime(header)
-    except (ValueError, OverflowError):
-        return None
-    until = until if until.tzinfo else until.replace(tzinfo=UTC)
-    return _bounded((until - datetime.now(UTC)).total_seconds())
-
-
 def _first_line(error: BaseException) -> str:
     try:
         text = str(error)
@@ -262,8 +244,3 @@ def _retry_after_of(error: BaseException) -> float | None:
         if isinstance(said, str):
             return parse_retry_after(said)
     return None
-
-
-def _bounded(seconds: float | None) -> float | None:
-    """Return a plain float from 0 to one day, None for NaN: a library's number type may not be encodable as JSON."""
-    return None if seconds is None or seconds != seconds else min(MAX_RETRY_AFTER_SECONDS, max(0.0, float(seconds)))

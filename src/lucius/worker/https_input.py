@@ -23,7 +23,8 @@ from urllib.parse import SplitResult
 import msgspec
 
 from lucius.addresses import is_public
-from lucius.worker.failure import NonRetryable, StepFailure, Transient, failure_from_status, parse_retry_after
+from lucius.retry_after import parse_retry_after
+from lucius.worker.failure import NonRetryable, StepFailure, Transient, failure_from_status
 
 DEFAULT_TOTAL_SECONDS = 300.0
 DEFAULT_IDLE_SECONDS = 30.0

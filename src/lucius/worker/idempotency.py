@@ -16,18 +16,18 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from lucius.contract import Directive
-from lucius.ports.errors import LuciusError
+from lucius.ports.errors import ExpectedError
 
 MAX_FINISHED_ATTEMPTS = 10_000
 RETENTION_SECONDS = 48 * 3600.0
 MAX_FINISHED_BYTES = 64 * 1024 * 1024
 
 
-class StoreDown(LuciusError):
+class StoreDown(ExpectedError):
     """The store is temporarily unavailable: take on no more work until it is back."""
 
 
-class StoreTooNew(LuciusError):
+class StoreTooNew(ExpectedError):
     """The store was written by a newer version of Lucius."""
 
 

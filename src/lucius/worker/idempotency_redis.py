@@ -31,7 +31,7 @@ from lucius.worker.idempotency import (
 
 CALL_SECONDS = 3.0
 CONNECT_SECONDS = 2.0
-CONNECTIONS = 16
+MAX_CONNECTIONS = 16
 PREFIX = b"{lucius}:attempt:"  # the hash tag in braces keeps the attempts of one call on one cluster node
 
 _HOLDER = b"c"
@@ -71,7 +71,7 @@ class RedisIdempotency:
     def __init__(self, url: str, retention: float = RETENTION_SECONDS, call_seconds: float = CALL_SECONDS) -> None:
         pool = BlockingConnectionPool.from_url(
             url,
-            max_connections=CONNECTIONS,
+            max_connections=MAX_CONNECTIONS,
             timeout=call_seconds,
             socket_connect_timeout=min(CONNECT_SECONDS, call_seconds),
             socket_timeout=call_seconds,

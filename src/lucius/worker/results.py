@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from lucius.contract import Directive
-from lucius.worker.callbacks import CallbackSender, Delivered, Delivery, GaveUp, Refused
+from lucius.worker.callbacks import CallbackRefused, CallbackSender, Delivered, Delivery, GaveUp
 from lucius.worker.context import log_fields
 from lucius.worker.execution import encode_failure
 from lucius.worker.failure import NonRetryable, StepFailure, Transient
@@ -164,7 +164,7 @@ class ResultReporter:
 
     def _reported(self, directive: Directive, delivery: Delivery) -> None:
         match delivery:
-            case Refused(status, code) if status in MALFORMED_STATUSES:
+            case CallbackRefused(status, code) if status in MALFORMED_STATUSES:
                 # Without a report the job would wait until the lease ends, and a retry would be refused again.
                 reason = NonRetryable("RESULT_REFUSED", f"the orchestrator refused the result: {status} {code}")
                 instead = encode_failure(directive, reason)
@@ -173,7 +173,7 @@ class ResultReporter:
                 return
             case GaveUp(reason=why):
                 log.error("result lost: orchestrator unreachable for too long", reason=why, **log_fields(directive))
-            case Delivered() | Refused():
+            case Delivered() | CallbackRefused():
                 pass  # delivered; or fenced, which the sender has logged
         self._on_settled(directive)
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from lucius.ports.errors import LuciusError
+from lucius.ports.errors import ExpectedError
 from lucius.worker.definition import BadService, ServiceDefinition
 from lucius.worker.host import host
 from lucius.worker.logs import configure_logging
@@ -32,7 +32,7 @@ def run_from_env(services: Sequence[ServiceDefinition]) -> None:
     except (BadSetting, BadService) as error:
         sys.stderr.write(f"{error}\n")
         code = 2
-    except LuciusError as error:
+    except ExpectedError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         code = 1
     except KeyboardInterrupt:  # signal handlers not installed yet

@@ -43,7 +43,7 @@ from lucius.worker.workspace import Places
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 T = TypeVar("T")
 
-MAX_PER_PULL = 500
+MAX_PULL_DIRECTIVES = 500
 EMPTY_PULL_PAUSE_SECONDS = 0.05
 CANCEL_TIMEOUT_SECONDS = 5.0
 SHUTDOWN_HOOKS_SECONDS = 10.0
@@ -162,7 +162,7 @@ class Runtime:
             try:
                 if not self._connected:
                     await self._check_stores()
-                directives = await self._consumer.pull(min(room, MAX_PER_PULL), patience)
+                directives = await self._consumer.pull(min(room, MAX_PULL_DIRECTIVES), patience)
             except (BusDown, StoreDown) as down:
                 failures += 1
                 self._connected = False

@@ -21,7 +21,7 @@ from lucius.worker.attempt import RunningAttempt
 from lucius.worker.callbacks import (
     HEADERS_TOO_LARGE,
     MAX_BATCH_CALLBACKS,
-    Callback,
+    OutgoingCallback,
     batch_headers,
     batch_token,
     batch_url,
@@ -152,6 +152,6 @@ def _is_due(attempt: RunningAttempt, sent_at: dict[str, float], stalled: float) 
     return True
 
 
-def _heartbeat(attempt: RunningAttempt) -> Callback:
+def _heartbeat(attempt: RunningAttempt) -> OutgoingCallback:
     body = heartbeat_body(attempt.directive, attempt.progress)
-    return Callback("heartbeat", attempt.directive, body, now=0.0, expires=0.0, on_delivery=lambda _: None)
+    return OutgoingCallback("heartbeat", attempt.directive, body, now=0.0, expires=0.0, on_delivery=lambda _: None)

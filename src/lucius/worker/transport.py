@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from lucius.worker.failure import parse_retry_after
+from lucius.retry_after import parse_retry_after
 from lucius.worker.resolver import Resolver
 
 CONNECT_SECONDS = 5.0
@@ -21,11 +21,11 @@ MAX_RETRY_AFTER_SECONDS = 300.0
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-class Unreachable(Exception):
+class OrchestratorUnreachable(Exception):
     """No answer: whether the request was processed is unknown."""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class HttpReply(msgspec.Struct, frozen=True):
     status: int
     body: bytes
     retry_after: float = 0.0
@@ -53,8 +53,8 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         *,
         aside: bool = False,
-    ) -> Reply:
-        """POST JSON and return the answer. Raises Unreachable.
+    ) -> HttpReply:
+        """POST JSON and return the answer. Raises OrchestratorUnreachable.
 
         Redirects are not followed: the token is for this address only. Requests sent `aside` use a connection pool of
         their own, even to the same host. An unusable URL is answered with 421 BAD_CALLBACK_URL.
@@ -66,12 +66,12 @@ class Transport:
                 _parse(url), data=body, headers=headers, allow_redirects=False
             ) as response:
                 answer = await response.read()
-                asked = parse_retry_after(response.headers.get("Retry-After")) or 0.0
-                return Reply(response.status, answer, min(MAX_RETRY_AFTER_SECONDS, asked))
+                asked = parse_retry_after(response.headers.get("Retry-After"), max_seconds=MAX_RETRY_AFTER_SECONDS)
+                return HttpReply(response.status, answer, asked or 0.0)
         except aiohttp.InvalidURL as error:
             return _no_address(error)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"{type(error).__name__}: {error}") from error
+            raise OrchestratorUnreachable(f"{type(error).__name__}: {error}") from error
         except ValueError as error:  # a host that can't be one, such as one with an empty label
             return _no_address(error)
 
@@ -93,9 +93,9 @@ class Transport:
         return self._sessions[aside]
 
 
-def _no_address(error: Exception) -> Reply:
+def _no_address(error: Exception) -> HttpReply:
     """Return the reply for a URL that can never be reached."""
-    return Reply(MISDIRECTED_REQUEST, msgspec.json.encode({"code": "BAD_CALLBACK_URL", "detail": str(error)}))
+    return HttpReply(MISDIRECTED_REQUEST, msgspec.json.encode({"code": "BAD_CALLBACK_URL", "detail": str(error)}))
 
 
 @lru_cache(maxsize=1024)

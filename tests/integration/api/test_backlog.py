@@ -2,7 +2,7 @@
 
 import pytest
 
-from lucius.ports.config import ApiKey, Scope
+from lucius.ports.config import ApiKey, KeyScope
 from lucius.ports.ledger import Oldest
 from lucius.usecases.access.auth import hash_key
 from tests.support.api import Api
@@ -10,7 +10,7 @@ from tests.support.api import Api
 LANE_OF_ACME = "14"
 
 
-def add_keys(api: Api, tenant: str, **keys: tuple[tuple[Scope, ...], str | None]) -> None:
+def add_keys(api: Api, tenant: str, **keys: tuple[tuple[KeyScope, ...], str | None]) -> None:
     """Add keys by name, each with scopes and the service it is bound to."""
     config = api.runtime.config.current()
     api.runtime.auth._started_with += tuple(

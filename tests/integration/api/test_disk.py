@@ -8,7 +8,7 @@ import pytest
 
 from lucius.adapters.ledger.sqlite.store import SqliteStore
 from lucius.observability import readiness as readiness_module
-from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerTooNew, LuciusError, ProtocolError, SettingsError
+from lucius.ports.errors import ExpectedError, LedgerBusy, LedgerCorrupt, LedgerTooNew, ProtocolError, SettingsError
 from tests.integration.api.conftest import Start
 from tests.support.api import Api, serving, settings_for
 
@@ -90,8 +90,8 @@ async def test_callback_refused_for_a_full_disk_can_be_repeated(start: Start, tm
     assert (await api.step(directive["jobId"]))["result"] == result
 
 
-async def start_error(settings: Any) -> LuciusError:
-    with pytest.raises(LuciusError) as refused:
+async def start_error(settings: Any) -> ExpectedError:
+    with pytest.raises(ExpectedError) as refused:
         async with serving(settings):
             pass
     return refused.value

@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from lucius.api.fast_routes import Call, FastRoutes, RawResponse, Route, RouteTable
+from lucius.api.fast_routes import FastRequest, FastRoute, FastRoutes, RawResponse, RouteTable
 from tests.integration.api.conftest import Start
 
 FAST = {
@@ -52,14 +52,14 @@ async def test_batches_callbacks_and_pulls_declare_their_headers(start: Start) -
 async def test_handler_of_a_fast_route_sees_only_the_headers_that_the_route_declares() -> None:
     seen: list[Sequence[tuple[bytes, bytes]]] = []
 
-    async def handle(call: Call) -> RawResponse:
+    async def handle(call: FastRequest) -> RawResponse:
         seen.append(call.headers)
         return 200, b"{}", ()
 
     async def nowhere(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError("the route is in the table")
 
-    route = Route(lambda key: key, handle, "GET", headers=frozenset({b"x-read"}))
+    route = FastRoute(lambda key: key, handle, "GET", headers=frozenset({b"x-read"}))
     table = RouteTable({"/v1/one": route}, (), lambda code: None)
     app = FastRoutes(nowhere, lambda: table, lambda scope: None)
     headers = [(b"x-read", b"1"), (b"x-unread", b"2")]

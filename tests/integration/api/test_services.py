@@ -7,7 +7,7 @@ import msgspec
 
 from lucius.adapters.bus.memory import MemoryBus
 from lucius.ports.sightings import MAX_INSTANCES, MAX_SERVICES, SERVICE_TTL_MS
-from lucius.usecases.queries.services import MAX_UNWRITTEN, ServiceRegistry
+from lucius.usecases.queries.services import MAX_UNWRITTEN_SIGHTINGS, ServiceRegistry
 from tests.integration.api.conftest import Start
 from tests.integration.api.test_backlog import add_keys
 from tests.support.api import Api, identity
@@ -150,9 +150,9 @@ async def test_sightings_survive_the_process_that_recorded_them(api: Api) -> Non
 
 async def test_many_instances_of_one_service_do_not_hide_other_services(api: Api) -> None:
     registry = api.runtime.services
-    for number in range(MAX_UNWRITTEN + 10):
+    for number in range(MAX_UNWRITTEN_SIGHTINGS + 10):
         registry.note_pull("zsvc", f"i{number}")
-    for number in range(MAX_UNWRITTEN // 2):
+    for number in range(MAX_UNWRITTEN_SIGHTINGS // 2):
         registry.note_pull(f"s{number % 50}", f"i{number}")
     registry.note_pull("ocr", "host-1")
     await registry.flush()

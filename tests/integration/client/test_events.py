@@ -24,7 +24,7 @@ async def events_of(server: Server, job_id: str) -> list[tuple[int, str]]:
 async def test_events_are_listed_across_pages(
     lucius: AsyncClient, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lucius.client.following.PAGE_SIZE", 2)
+    monkeypatch.setattr("lucius.client.following.PAGE_EVENTS", 2)
     job_id = (await lucius.submit("OCR", **OCR)).jobId
     await server.api.finish(job_id)
     told = [(event.seq, event.type) async for event in lucius.events(job_id)]

@@ -1,4 +1,4 @@
-"""The client stands alone: it loads the contract, the backoff and the version, and nothing of the server."""
+"""The client stands alone: it loads the contract, the version and small modules for retries, nothing of the server."""
 
 import ast
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[3] / "src" / "lucius" / "client"
 ALLOWED = {"aiohttp", "msgspec", *sys.stdlib_module_names}
-OURS = ("lucius.client", "lucius.contract", "lucius.backoff", "lucius.version")
+OURS = ("lucius.client", "lucius.contract", "lucius.backoff", "lucius.retry_after", "lucius.version")
 
 
 def imported(path: Path) -> Iterator[str]:

@@ -20,7 +20,7 @@ async def failed_job(lucius: AsyncClient, server: Server) -> str:
 async def test_jobs_are_listed_across_pages_and_filtered(
     lucius: AsyncClient, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lucius.client.paging.PAGE_SIZE", 2)
+    monkeypatch.setattr("lucius.client.paging.PAGE_ITEMS", 2)
     ids = [(await lucius.submit("OCR", **OCR, idempotency_key=str(n))).jobId for n in range(5)]
     other = await lucius.submit("OCR", **{**OCR, "tenant": "other"})
     assert [job.jobId async for job in lucius.jobs(tenant="acme")] == ids[::-1]

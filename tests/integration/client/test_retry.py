@@ -1,13 +1,10 @@
 """Conditions for retrying a request, and the pauses before it."""
 
-from datetime import UTC, datetime
-from email.utils import format_datetime
-
 import pytest
 
 from lucius.client import LuciusError, Misconfigured, NotLucius, Problem, TimedOut, Unreachable
 from lucius.client.errors import refused
-from lucius.client.retry import MAX_PAUSE_SECONDS, Tries, is_retryable, pause_after, retry_after_of
+from lucius.client.retry import MAX_PAUSE_SECONDS, Tries, is_retryable, pause_after
 
 
 class ManualTime:
@@ -122,12 +119,3 @@ async def test_possible_success_of_an_earlier_try_is_remembered() -> None:
 )
 def test_errors_are_retried_by_kind_and_repeatability(error: LuciusError, always: bool, if_repeatable: bool) -> None:
     assert (is_retryable(error, False), is_retryable(error, True)) == (always, if_repeatable)
-
-
-def test_retry_after_is_seconds_or_a_date() -> None:
-    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    soon = format_datetime(now.replace(second=15), usegmt=True)
-    assert retry_after_of("7") == 7
-    assert retry_after_of(soon, now.timestamp) == 10
-    assert retry_after_of(format_datetime(now.replace(second=1), usegmt=True), now.timestamp) == 0
-    assert [retry_after_of(text) for text in (None, "", "soon", "-1", "1e9")] == [None] * 5

@@ -8,7 +8,7 @@ import msgspec
 
 from lucius.conformance.cases import all_cases
 from lucius.conformance.faults import FAULTS
-from lucius.conformance.model import DOCS, Outcome, Report
+from lucius.conformance.model import DOCS, CaseOutcome, Report
 from lucius.conformance.plugin import SETTINGS
 
 PAGE = (Path(__file__).parents[3] / DOCS).read_text(encoding="utf-8")
@@ -20,7 +20,7 @@ def test_page_has_a_section_for_each_case_in_the_order_of_the_list() -> None:
 
 
 def test_page_explains_each_outcome() -> None:
-    assert all(f"| `{outcome.label}` |" in PAGE for outcome in Outcome)
+    assert all(f"| `{outcome.label}` |" in PAGE for outcome in CaseOutcome)
 
 
 def test_report_on_the_page_is_valid() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from lucius.conformance.model import Misuse, Outcome, Pace
+from lucius.conformance.model import CaseOutcome, Misuse, Pace
 from lucius.conformance.run import choose, run
 from tests.integration.conformance_kit.support import options
 from tests.support.redis import RedisServer
@@ -37,9 +37,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 async def test_sdk_service_passes_over_redis_and_pull_cases_are_skipped(server: RedisServer) -> None:
     given = options(SDK, bus=server.url, service="ocr", bad_payload=None, patience=15.0, ack_seconds=6.0)
     report = await run(given, choose(CASES), pace=Pace(service="ocr"))
-    assert {case.id: case.outcome for case in report.cases if case.outcome is not Outcome.PASS} == {
-        "bad-payload": Outcome.SKIPPED,
-        "idle": Outcome.SKIPPED,
+    assert {case.id: case.outcome for case in report.cases if case.outcome is not CaseOutcome.PASS} == {
+        "bad-payload": CaseOutcome.SKIPPED,
+        "idle": CaseOutcome.SKIPPED,
     }, report.cases
     with redis.Redis.from_url(server.url) as client:
         assert client.keys("*") == [], "nothing is left behind"
@@ -48,7 +48,7 @@ async def test_sdk_service_passes_over_redis_and_pull_cases_are_skipped(server: 
 async def test_service_without_callbacks_fails(server: RedisServer) -> None:
     given = options(FORGETFUL, bus=server.url, service="ocr", patience=1.0)
     (case,) = (await run(given, choose(["result"]), pace=Pace(service="ocr"))).cases
-    assert (case.outcome, "no callback came" in case.seen) == (Outcome.FAIL, True), case
+    assert (case.outcome, "no callback came" in case.seen) == (CaseOutcome.FAIL, True), case
 
 
 @pytest.mark.parametrize(("bus", "says"), [("kafka:", "not kafka:"), ("redis://h", "--service is required")])

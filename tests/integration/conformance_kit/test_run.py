@@ -10,7 +10,7 @@ import pytest
 from lucius.conformance.case import Case
 from lucius.conformance.case_env import CaseEnv
 from lucius.conformance.cases import all_cases
-from lucius.conformance.model import SCHEMA, Misuse, Outcome, Pace, has_passed
+from lucius.conformance.model import SCHEMA, CaseOutcome, Misuse, Pace, has_passed
 from lucius.conformance.run import case_seconds, choose, run
 from tests.integration.conformance_kit.support import DIES, PACE, RIGHT, SLOW_POLLER, options, report_of, wrong
 
@@ -31,7 +31,7 @@ async def test_cases_that_need_a_slow_step_are_not_shown_with_a_fast_service() -
     slow = ["ack", "heartbeat", "duplicate-finished", "stale", "cancel", "killed-finished", "graceful-stop"]
     hasty = options(RIGHT, env={"LUCIUS_SERVICE_DELAY": "0"}, side_by_side=8)
     report = await run(hasty, choose(slow), pace=PACE)
-    assert {case.outcome for case in report.cases} == {Outcome.NOT_SHOWN}, report.cases
+    assert {case.outcome for case in report.cases} == {CaseOutcome.NOT_SHOWN}, report.cases
     assert all("LUCIUS_SERVICE_DELAY" in case.seen and "--slow-payload" in case.seen for case in report.cases)
     assert not report.passed
 
@@ -45,7 +45,7 @@ async def test_slow_payload_replaces_a_configured_delay() -> None:
 async def test_slow_payload_that_is_not_slow_is_reported() -> None:
     given = options(RIGHT, slow_payload={"seconds": 0})
     (case,) = (await run(given, choose(["heartbeat"]), pace=Pace(service="plain", slow_seconds=0.2))).cases
-    assert (case.outcome, "--slow-payload took 0.20 s" in case.seen) == (Outcome.NOT_SHOWN, True)
+    assert (case.outcome, "--slow-payload took 0.20 s" in case.seen) == (CaseOutcome.NOT_SHOWN, True)
 
 
 async def test_case_without_a_bad_payload_is_skipped_and_does_not_fail_the_run() -> None:
@@ -55,7 +55,7 @@ async def test_case_without_a_bad_payload_is_skipped_and_does_not_fail_the_run()
 
 async def test_warning_passes_unless_strict() -> None:
     report = await report_of(wrong("no-output"), "result")
-    assert report.outcome is Outcome.WARN
+    assert report.outcome is CaseOutcome.WARN
     assert report.warnings
     assert (has_passed(report.outcome, strict=False), has_passed(report.outcome, strict=True)) == (True, False)
 
@@ -72,7 +72,7 @@ async def test_service_that_does_not_start_fails_the_first_case_and_the_others_a
 ) -> None:
     report = await run(options(command), choose(QUICK))
     first, second = report.cases
-    assert (first.outcome, second.outcome, report.passed) == (Outcome.FAIL, Outcome.SKIPPED, False)
+    assert (first.outcome, second.outcome, report.passed) == (CaseOutcome.FAIL, CaseOutcome.SKIPPED, False)
     assert words in first.seen
     assert second.seen == "not played: the service does not start and pull"
     if "exit code" in words:
@@ -113,7 +113,7 @@ async def test_error_of_the_kit_fails_its_case_with_a_traceback_and_no_other() -
 
     odd = Case(id="odd", title="Odd", play=failing, seconds=1.0)
     report = await run(options(RIGHT), [odd, *choose(["bad-payload"])], pace=PACE)
-    assert [case.outcome for case in report.cases] == [Outcome.FAIL, Outcome.PASS]
+    assert [case.outcome for case in report.cases] == [CaseOutcome.FAIL, CaseOutcome.PASS]
     assert report.cases[0].seen == "expected no error of the kit; it raised KeyError: 'simulated'"
     assert "the kit's own traceback:" in report.cases[0].log_tail
     assert any("in failing" in line for line in report.cases[0].log_tail)
@@ -147,14 +147,14 @@ async def test_child_processes_of_a_service_end_with_its_case(tmp_path: Path) ->
         "os.execv(sys.executable, [sys.executable, '-m', 'lucius.conformance.faulty_service'])\n"
     )
     ended = asyncio.create_task(asyncio.to_thread(pipe.read_bytes))
-    assert (await report_of([sys.executable, str(script)], "bad-payload")).outcome is Outcome.PASS
+    assert (await report_of([sys.executable, str(script)], "bad-payload")).outcome is CaseOutcome.PASS
     async with asyncio.timeout(5):
         assert await ended == b""
 
 
 async def test_exported_service_settings_do_not_reach_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LUCIUS_SERVICE_DELAY", "60")
-    assert (await report_of(RIGHT, "result")).outcome is Outcome.PASS
+    assert (await report_of(RIGHT, "result")).outcome is CaseOutcome.PASS
 
 
 async def test_kept_folder_holds_log_and_requests_and_is_not_reused(tmp_path: Path) -> None:
@@ -171,20 +171,20 @@ async def test_service_that_fails_a_plain_step_ends_the_run_with_a_hint() -> Non
     given = options(RIGHT, payload={"seconds": "many"})
     report = await run(given, choose(["runs", "ack", "heartbeat"]))
     runs, *others = report.cases
-    assert (runs.id, runs.outcome, report.passed) == ("runs", Outcome.FAIL, False)
+    assert (runs.id, runs.outcome, report.passed) == ("runs", CaseOutcome.FAIL, False)
     assert "it was FAILED" in runs.seen
     assert "--payload" in runs.seen
-    assert {case.outcome for case in others} == {Outcome.SKIPPED}
+    assert {case.outcome for case in others} == {CaseOutcome.SKIPPED}
     assert report.seconds < 20
 
 
 async def test_service_that_acknowledges_and_sends_no_result_ends_the_run_with_the_hint() -> None:
     report = await run(options(RIGHT, payload={"seconds": 60}, patience=1.0), choose(["runs", "ack", "heartbeat"]))
     runs, *others = report.cases
-    assert (runs.outcome, report.passed) == (Outcome.FAIL, False)
+    assert (runs.outcome, report.passed) == (CaseOutcome.FAIL, False)
     assert "1 ACK, 0 heartbeats, 0 RESULTs came" in runs.seen
     assert "--payload that takes less than 1 s, or increase --patience" in runs.seen
-    assert {case.outcome for case in others} == {Outcome.SKIPPED}
+    assert {case.outcome for case in others} == {CaseOutcome.SKIPPED}
     assert report.seconds < 10
 
 
@@ -196,7 +196,7 @@ async def test_service_that_dies_of_a_plain_step_ends_the_run() -> None:
 
 async def test_contract_violation_in_the_first_step_is_left_to_the_cases() -> None:
     report = await run(options(wrong("invalid-result")), choose(["result", "refused-key"]))
-    assert [case.outcome for case in report.cases] == [Outcome.FAIL, Outcome.PASS]
+    assert [case.outcome for case in report.cases] == [CaseOutcome.FAIL, CaseOutcome.PASS]
 
 
 async def test_service_that_ends_after_one_directive_causes_no_kit_error(tmp_path: Path) -> None:

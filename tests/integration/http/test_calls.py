@@ -18,7 +18,7 @@ from lucius.core.model.statuses import FailureClass, JobStatus, StepStatus
 from lucius.core.protocol.definition import Call, ErrorRule, Guard, Map, Notify, RetryPolicy, StepSpec
 from lucius.engine.embedded.relay import Relay
 from lucius.engine.outbound import calls
-from lucius.engine.outbound.host_queue import Target, Waiting
+from lucius.engine.outbound.host_queue import RequestTarget, Waiting
 from lucius.ports.errors import LedgerCorrupt, LedgerDown, LedgerFull
 from lucius.ports.http import HttpResponse, Outgoing, Slot
 from tests.support.engine import WEBHOOK_SECRET, Engine
@@ -707,7 +707,7 @@ class TestTimeoutsAndOutages:
         await engine.feed(Pause("ada"))
         await engine.row_holds.put_back(rows)
         for row in rows:
-            await engine.step_calls.run(Waiting(Target("", ""), row, 0), Slot(lambda: None))
+            await engine.step_calls.run(Waiting(RequestTarget("", ""), row, 0), Slot(lambda: None))
         assert (await engine.step("call")).status is StepStatus.DISPATCHING
         async with engine.running():
             await asyncio.sleep(0.05)

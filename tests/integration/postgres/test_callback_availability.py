@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from lucius.adapters.ledger.postgres.store import PostgresStore, open_postgres
-from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.control_plane import ControlPlane
 from lucius.bootstrap.lifecycle import open_runtime
 from lucius.bootstrap.settings import load_settings
 from lucius.core.model.records import Step
@@ -168,7 +168,7 @@ class TestDeadlines:
     @pytest.fixture
     async def runtime(
         self, emptied_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> AsyncIterator[Runtime]:
+    ) -> AsyncIterator[ControlPlane]:
         """Yield an engine without an API, whose gaps never count as an absence, however slow the machine is."""
         monkeypatch.setattr(sweeper, "GAP_MS", 10 * HOUR)
         env = {
@@ -179,7 +179,7 @@ class TestDeadlines:
         async with open_runtime(load_settings(env, data_dir=tmp_path), role=Role.ENGINE) as runtime:
             yield runtime
 
-    async def until_events(self, runtime: Runtime, *events: str) -> Step:
+    async def until_events(self, runtime: ControlPlane, *events: str) -> Step:
         """Return the step once these events, and no others, have followed its hand-over."""
         async with asyncio.timeout(WITHIN):
             while True:
@@ -192,7 +192,7 @@ class TestDeadlines:
                     return view.steps["ocr"]
                 await asyncio.sleep(0.02)
 
-    async def test_attempt_gets_more_time_while_no_process_takes_callbacks(self, runtime: Runtime) -> None:
+    async def test_attempt_gets_more_time_while_no_process_takes_callbacks(self, runtime: ControlPlane) -> None:
         assert isinstance(runtime.store, PostgresStore)
         await submit(runtime)
         at = await now(runtime.store)
@@ -206,7 +206,7 @@ class TestDeadlines:
         assert step.attempt.ack_deadline >= at + 60_000
         assert [entry["event"] for entry in logs].count(SAID) == 1
 
-    async def test_attempt_gets_one_more_period_after_callbacks_are_taken_again(self, runtime: Runtime) -> None:
+    async def test_attempt_gets_one_more_period_after_callbacks_are_taken_again(self, runtime: ControlPlane) -> None:
         assert isinstance(runtime.store, PostgresStore)
         await submit(runtime)
         assert len(await runtime.directive_pulls.pull("ocr", 1, 0)) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lucius.adapters.ledger.postgres.store import open_postgres
-from lucius.bootstrap.control_plane import Runtime
+from lucius.bootstrap.control_plane import ControlPlane
 from lucius.bootstrap.lifecycle import open_runtime
 from lucius.bootstrap.settings import load_settings
 from lucius.core.model.inputs import Start, Submit
@@ -24,7 +24,7 @@ PROTOCOL = ProtocolDefinition(
 )
 
 
-async def submit(runtime: Runtime) -> None:
+async def submit(runtime: ControlPlane) -> None:
     command = Command(
         tenant_id="acme",
         request_type="OCR",
@@ -41,7 +41,7 @@ async def submit(runtime: Runtime) -> None:
     await runtime.engine.create((asked, Start()))
 
 
-async def ended(runtime: Runtime) -> AttemptOutcome | None:
+async def ended(runtime: ControlPlane) -> AttemptOutcome | None:
     async with asyncio.timeout(12):
         while True:
             view = await runtime.store.ledger.load("job", fresh=True)

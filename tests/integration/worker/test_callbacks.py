@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from lucius.contract import CallbackUrls
-from lucius.worker.callbacks import CallbackSender, Delivered, Delivery, GaveUp, Refused
+from lucius.worker.callbacks import CallbackRefused, CallbackSender, Delivered, Delivery, GaveUp
 from lucius.worker.transport import Transport
 from tests.integration.worker.support import FakeOrchestrator, Item, ManualTiming, directive, until
 
@@ -220,7 +220,7 @@ async def test_refusal_is_final(
     orchestrator.answer = lambda _: {"status": status, "code": "STALE_ATTEMPT", "disposition": "STALE"}
     sender.result(directive(orchestrator.url), b'{"status":"SUCCEEDED"}', got.append)
     await sender.wait_until_below(1)
-    assert got == [Refused(status, "STALE_ATTEMPT")]
+    assert got == [CallbackRefused(status, "STALE_ATTEMPT")]
     assert timing.pauses == []
 
 
@@ -414,7 +414,7 @@ async def test_invalid_callback_host_affects_its_own_attempt_only(
     sender.result(directive(orchestrator.url, 1, callback_urls=odd), b'{"status":"SUCCEEDED"}', got.append)
     sender.ack(directive(orchestrator.url, 2), got.append)
     await sender.wait_until_below(1)
-    assert sorted(got, key=str) == [Delivered("APPLIED"), Refused(421, "BAD_CALLBACK_URL")]
+    assert sorted(got, key=str) == [Delivered("APPLIED"), CallbackRefused(421, "BAD_CALLBACK_URL")]
 
 
 async def test_certificate_error_is_retried(

@@ -4,9 +4,7 @@ import socket
 import subprocess
 import sys
 import urllib.error
-from datetime import UTC, datetime, timedelta
 from email.message import Message
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,6 @@ from lucius.worker.failure import (
     classify_error,
     classify_status,
     format_traceback,
-    parse_retry_after,
     redact,
     unexpected_failure,
 )
@@ -287,34 +284,10 @@ def test_unknown_failure_class_is_refused_where_it_is_written() -> None:
         StepFailure("X", failure_class="NO_SUCH")  # type: ignore[arg-type]
 
 
-# Retry-After
-
-
-def test_retry_after_is_read_as_seconds_and_as_a_date() -> None:
-    in_a_minute = datetime.now(UTC) + timedelta(seconds=60)
-    seconds = parse_retry_after(format_datetime(in_a_minute, usegmt=True))
-    assert seconds is not None
-    assert 57 < seconds <= 60
-    assert parse_retry_after("12.5") == 12.5
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        (None, None),
-        ("", None),
-        ("soon", None),
-        ("nan", None),
-        ("-3", 0.0),
-        ("inf", 86_400.0),
-        ("99999999", 86_400.0),
-        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
-        ("Wed, 21 Oct 2015 07:28:00", 0.0),
-    ],
-)
-def test_retry_after_is_bounded_and_invalid_text_is_ignored(header: str | None, seconds: float | None) -> None:
-    assert parse_retry_after(header) == seconds
+def test_retry_after_of_a_failure_is_bounded() -> None:
     assert RateLimited("X", retry_after_seconds=float("inf")).retry_after_seconds == 86_400
+    assert RateLimited("X", retry_after_seconds=-1).retry_after_seconds == 0
+    assert RateLimited("X", retry_after_seconds=float("nan")).retry_after_seconds is None
 
 
 # Classification never fails

@@ -21,6 +21,7 @@ OURS = (
     "lucius.ports.bus",
     "lucius.ports.errors",
     "lucius.private_files",
+    "lucius.retry_after",
     "lucius.terminal",
     "lucius.backoff",
     "lucius.durable_files",
@@ -69,7 +70,7 @@ import json, sys, time
 class Refusing:
     allowed = ("lucius", "lucius.worker", "lucius.addresses", "lucius.contract", "lucius.ports", "lucius.ports.bus",
                "lucius.ports.errors", "lucius.private_files", "lucius.terminal", "lucius.backoff", "lucius.version",
-               "lucius.durable_files",
+               "lucius.durable_files", "lucius.retry_after",
                "lucius.adapters", "lucius.adapters.bus", "lucius.adapters.bus.local",
                *(f"lucius.contract.{part}" for part in @@CONTRACT@@))
     refused = ("fastapi", "starlette", "uvicorn", "typer", "click", "rich", "yaml", "cel_expr_python", "jsonschema_rs",
@@ -160,6 +161,7 @@ async def test_a_service_runs_with_nothing_else_of_lucius(orchestrator: FakeOrch
         "lucius.ports.bus",
         "lucius.ports.errors",
         "lucius.private_files",
+        "lucius.retry_after",
         "lucius.terminal",
         "lucius.backoff",
         "lucius.durable_files",

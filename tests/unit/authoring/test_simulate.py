@@ -14,7 +14,7 @@ from lucius.authoring.script import (
     ScriptError,
     check,
 )
-from lucius.authoring.simulate import Limits
+from lucius.authoring.simulate import SimulationLimits
 from lucius.core.model.statuses import FailureClass
 from tests.unit.authoring.support import (
     approval,
@@ -222,10 +222,10 @@ def test_undone_steps_are_listed_in_order_and_with_those_not_undone() -> None:
 
 def test_a_simulation_is_bounded_in_time_and_in_work() -> None:
     made = protocol(task("a", max_visits=1000), wait("w", duration_ms=3_600_000, on_success="a", max_visits=1000))
-    late = simulate(made, limits=Limits(max_time_ms=86_400_000))
+    late = simulate(made, limits=SimulationLimits(max_time_ms=86_400_000))
     assert late.cut_off is not None
     assert late.cut_off.startswith("it would take longer than 1 d: step w waits")
-    busy = simulate(made, limits=Limits(max_decisions=50))
+    busy = simulate(made, limits=SimulationLimits(max_decisions=50))
     assert busy.cut_off is not None
     assert "50 decisions" in busy.cut_off
 

@@ -120,7 +120,7 @@ def notice(story: Story) -> OutboxRow:
         tenant_id="acme",
         step_id="~job",
         attempt_no=1,
-        lease_id="1",
+        lease_id="",
         service="lucius.webhook",
         topic="",
         lane=0,

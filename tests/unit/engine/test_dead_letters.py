@@ -157,7 +157,7 @@ class TestUnprocessableDeadLetter:
     async def test_unprocessable_dead_letters_above_the_limit_are_returned_to_the_bus(
         self, ledger: Ledger, run: Run, trouble: Trouble, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(dead_letters, "MAX_ASIDE", 3)
+        monkeypatch.setattr(dead_letters, "MAX_ASIDE_MESSAGES", 3)
         letters = FakeDeadLetters(5)
         ledger.never = only({f"job-{n}" for n in range(5)}, trouble)
         running = run(letters)

@@ -7,7 +7,7 @@ import pytest
 from temporalio.client import Client
 from temporalio.service import TLSConfig
 
-from lucius.engine.temporal.client import Address, connect, tls_of
+from lucius.engine.temporal.client import TemporalAddress, connect, tls_of
 from lucius.ports.errors import SettingsError
 from tests.support.tls import Authority
 
@@ -19,7 +19,7 @@ def own_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 def refused(**files: Path) -> str:
     with pytest.raises(SettingsError) as said:
-        tls_of(Address(target="here:7233", **files))  # type: ignore[arg-type]
+        tls_of(TemporalAddress(target="here:7233", **files))  # type: ignore[arg-type]
     return str(said.value)
 
 
@@ -42,10 +42,10 @@ def test_certificate_without_its_readable_key_is_refused(own_authority: Authorit
 
 
 def test_tls_is_off_by_default_and_always_on_with_an_api_key() -> None:
-    assert tls_of(Address(target="here:7233")) is False
-    assert tls_of(Address(target="here:7233", tls=True)) is True
-    assert tls_of(Address(target="here:7233", api_key="secret")) is True
-    named = tls_of(Address(target="here:7233", server_name="temporal.test"))
+    assert tls_of(TemporalAddress(target="here:7233")) is False
+    assert tls_of(TemporalAddress(target="here:7233", tls=True)) is True
+    assert tls_of(TemporalAddress(target="here:7233", api_key="secret")) is True
+    named = tls_of(TemporalAddress(target="here:7233", server_name="temporal.test"))
     assert named == TLSConfig(domain="temporal.test")
 
 
@@ -58,7 +58,7 @@ async def test_api_key_is_sent_and_the_connection_attempt_times_out(
         asked.update(options, target=target)
 
     monkeypatch.setattr(Client, "connect", connected)
-    await connect(Address(target="acme.tmprl.cloud:7233", namespace="acme.prod", api_key="secret"))
+    await connect(TemporalAddress(target="acme.tmprl.cloud:7233", namespace="acme.prod", api_key="secret"))
     assert asked["target"] == "acme.tmprl.cloud:7233"
     assert asked["namespace"] == "acme.prod"
     assert asked["api_key"] == "secret"

@@ -33,7 +33,7 @@ class FakeWorkflowClient:
 
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workflow_comparison, "MAX_COMPARED", 2)
+    monkeypatch.setattr(workflow_comparison, "MAX_COMPARED_JOBS", 2)
 
 
 def comparing(workflows: FakeWorkflowClient) -> WorkflowComparison:

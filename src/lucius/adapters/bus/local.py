@@ -12,13 +12,14 @@ from yarl import URL
 from lucius.contract import Directive, PullAnswer, PullRequest
 from lucius.contract.process_headers import process_headers
 from lucius.ports.errors import BusDown, BusError
+from lucius.retry_after import parse_retry_after
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 10.0  # beyond the requested wait
 MAX_WAIT_SECONDS = 60.0
-MAX_RETRY_AFTER_SECONDS = 300.0
+MIN_RETRY_AFTER_SECONDS, DEFAULT_RETRY_AFTER_SECONDS, MAX_RETRY_AFTER_SECONDS = 0.1, 1.0, 300.0
 
 
 class PullRefused(BusError):
@@ -86,11 +87,11 @@ class LocalConsumer:
         except ValueError as error:  # an invalid host
             raise PullRefused(f"{self._url} is not an address: {error}") from error
         if status == 429:
-            self._not_before = _now() + _seconds(told_to_wait)
+            self._not_before = _now() + _pause_seconds(told_to_wait)
             await self._sit_out(wait_seconds)
             return []
         if status == 503 and told_to_wait:
-            self._not_before = _now() + _seconds(told_to_wait)
+            self._not_before = _now() + _pause_seconds(told_to_wait)
         return self._read(status, body)
 
     async def settle(self, directives: Sequence[Directive]) -> list[bool]:
@@ -186,8 +187,6 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _seconds(retry_after: str | None) -> float:
-    try:
-        return min(MAX_RETRY_AFTER_SECONDS, max(0.1, float(retry_after or 1)))
-    except ValueError:
-        return 1.0
+def _pause_seconds(retry_after: str | None) -> float:
+    seconds = parse_retry_after(retry_after, max_seconds=MAX_RETRY_AFTER_SECONDS)
+    return DEFAULT_RETRY_AFTER_SECONDS if seconds is None else max(MIN_RETRY_AFTER_SECONDS, seconds)

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from lucius.contract import Directive
 from lucius.ports.errors import BusDown, MessageRefused
 
-CAPACITY = 10_000
+DEFAULT_CAPACITY_MESSAGES = 10_000
 LANES = frozenset(range(16))
 
 
 class MemoryBus:
     """Publisher and source of consumers. Tests set `down` and `refuse` to simulate failures."""
 
-    def __init__(self, capacity: int = CAPACITY, refuse: Callable[[Directive], bool] | None = None) -> None:
+    def __init__(
+        self, capacity: int = DEFAULT_CAPACITY_MESSAGES, refuse: Callable[[Directive], bool] | None = None
+    ) -> None:
         self.refuse = refuse
         self._capacity = capacity
         self._down = False

@@ -24,8 +24,8 @@ from lucius.adapters.expressions.cel.cost import MAX_WORK, Bound, Estimate, grow
 from lucius.adapters.expressions.cel.results import complaint, plain, syntax_fault
 from lucius.adapters.expressions.cel.templates import Expression, Secret, Text
 from lucius.adapters.expressions.cel.tree import (
-    Call,
     Const,
+    FunctionCall,
     Ident,
     Literal,
     Loop,
@@ -42,10 +42,10 @@ from lucius.adapters.expressions.cel.tree import (
 from lucius.core.model.tools import ToolError
 from lucius.json_schemas import BoundedValidator, InvalidSchema, bounded_validator
 
-MAX_LENGTH = 4096
+MAX_EXPRESSION_CHARS = 4096
 MAX_LOOPS = 4
 MAX_FAULTS = 5
-MAX_SHOWN_POINTER = 256
+MAX_SHOWN_POINTER_CHARS = 256
 _CACHED = 2048
 _CACHED_SCHEMAS = 256
 
@@ -178,8 +178,8 @@ class CelTools:
 @lru_cache(_CACHED)
 def _program(source: str) -> _Program:
     """Compile an expression. Raises ToolError."""
-    if len(source) > MAX_LENGTH:
-        raise ToolError(f"is longer than {MAX_LENGTH:,} characters")
+    if len(source) > MAX_EXPRESSION_CHARS:
+        raise ToolError(f"is longer than {MAX_EXPRESSION_CHARS:,} characters")
     if "\0" in source:  # the binding would read only up to it
         raise ToolError("has a zero character in it")
     tree = read_tree(_compile(source, frozenset(), checked=False).serialize())
@@ -276,7 +276,7 @@ def _look_up(program: _Program, values: Mapping[str, Any]) -> Any:
 def _is_encoded(source: str) -> bool:
     """Return whether an expression is one call of urlEncode, whose value needs no encoding."""
     tree = _program(source).tree
-    return isinstance(tree, Call) and tree.function == "urlEncode"
+    return isinstance(tree, FunctionCall) and tree.function == "urlEncode"
 
 
 def _encodes(node: Node) -> bool:
@@ -286,7 +286,7 @@ def _encodes(node: Node) -> bool:
             return False
         case Select(operand=operand):
             return _encodes(operand)
-        case Call(function=function, args=args):
+        case FunctionCall(function=function, args=args):
             return function == "urlEncode" or any(map(_encodes, args))
         case Literal(parts=parts):
             return any(map(_encodes, parts))
@@ -311,4 +311,4 @@ def _shown(source: str) -> str:
 
 def _pointer(path: list[str | int]) -> str:
     pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path) or "/"
-    return pointer if len(pointer) <= MAX_SHOWN_POINTER else f"{pointer[: MAX_SHOWN_POINTER - 1]}…"
+    return pointer if len(pointer) <= MAX_SHOWN_POINTER_CHARS else f"{pointer[: MAX_SHOWN_POINTER_CHARS - 1]}…"

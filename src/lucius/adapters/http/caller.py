@@ -21,19 +21,21 @@ from msgspec import Struct
 
 from lucius.adapters.http import destination as destinations
 from lucius.adapters.http.destination import Destination, Rules
-from lucius.adapters.http.host_concurrency import HostConcurrency, retry_after_ms
+from lucius.adapters.http.host_concurrency import HostConcurrency
 from lucius.adapters.http.lookups import Lookups, Resolve, resolve_by_system
 from lucius.adapters.http.secrets import Filling, normal
 from lucius.adapters.http.signing import Keys, parse_keys, signed_headers
 from lucius.contract.trace_context import trace_headers
+from lucius.core.model.records import Instant, Millis
 from lucius.ports.clock import Clock
 from lucius.ports.config import CallbackPolicy, CallPolicy
 from lucius.ports.errors import CallError, CallFailed, CallRefused
 from lucius.ports.http import Closed, HttpResponse, Outgoing, Slot
+from lucius.retry_after import parse_retry_after
 
 MAX_REQUEST_BYTES = 1024 * 1024
 MAX_RESPONSE_BYTES = 256 * 1024
-MAX_HEADERS, MAX_HEADER_LENGTH = 32, 1024
+MAX_HEADERS, MAX_HEADER_CHARS = 32, 1024
 SLOWED = frozenset({429, 503})
 RAISED = (aiohttp.ClientError, OSError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions that a peer can provoke in the libraries; each ends this call alone."""
@@ -57,7 +59,7 @@ class _Prepared(Struct, frozen=True):
     body: bytes | None
 
 
-class _Progress:
+class _SendProgress:
     """Host of the request, and whether the peer may have seen it."""
 
     host = ""
@@ -115,7 +117,7 @@ class HttpCaller:
             raise
 
     async def _send(self, call: Outgoing, filling: Filling) -> HttpResponse:
-        progress = _Progress()
+        progress = _SendProgress()
         try:
             prepared = self._prepare(call, filling)
             progress.host = prepared.destination.host
@@ -168,7 +170,7 @@ class HttpCaller:
         return keys
 
     async def _exchange(
-        self, call: Outgoing, prepared: _Prepared, filling: Filling, progress: _Progress
+        self, call: Outgoing, prepared: _Prepared, filling: Filling, progress: _SendProgress
     ) -> HttpResponse:
         destination = prepared.destination
         party = call.tenant_id if call.from_client else destination.host
@@ -184,7 +186,7 @@ class HttpCaller:
             return await self._answer(response, destination, filling, host)
 
     @asynccontextmanager
-    async def _session(self, addresses: list[str], progress: _Progress) -> AsyncIterator[aiohttp.ClientSession]:
+    async def _session(self, addresses: list[str], progress: _SendProgress) -> AsyncIterator[aiohttp.ClientSession]:
         trace = aiohttp.TraceConfig()
 
         async def connected(*_: Any) -> None:
@@ -208,7 +210,7 @@ class HttpCaller:
         self, response: aiohttp.ClientResponse, destination: Destination, filling: Filling, host: str
     ) -> HttpResponse:
         now = self._clock.now()
-        wait_ms = retry_after_ms(response.headers.get("Retry-After"), now)
+        wait_ms = _retry_after_ms(response, now)
         if response.status in SLOWED and wait_ms is not None:
             self.hosts.pause(host, now, wait_ms)
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -297,11 +299,17 @@ def _encoded(body: Any) -> tuple[bytes | None, str | None]:
     return encoded, media_type
 
 
+def _retry_after_ms(response: aiohttp.ClientResponse, now: Instant) -> Millis | None:
+    """Return the pause that the answer asks for; None without one in the future."""
+    seconds = parse_retry_after(response.headers.get("Retry-After"), whole_only=True, now=now / 1000)
+    return round((seconds or 0.0) * 1000) or None
+
+
 def _kept(response: aiohttp.ClientResponse, filling: Filling) -> dict[str, str]:
     """Return the headers to keep, blanked before they are cut: half a secret would not be found any more."""
     found = [(_utf8(name).lower(), _utf8(value)) for name, value in response.headers.items()]
     kept = [(name, value) for name, value in found if name in _KEPT or name.startswith("x-")][:MAX_HEADERS]
-    return {name: value[:MAX_HEADER_LENGTH] for name, value in filling.blank(dict(reversed(kept))).items()}
+    return {name: value[:MAX_HEADER_CHARS] for name, value in filling.blank(dict(reversed(kept))).items()}
 
 
 def _utf8(text: str) -> str:

@@ -14,11 +14,11 @@ from msgspec import Struct
 from yarl import URL
 
 from lucius.adapters.http.lookups import Resolve
-from lucius.addresses import Address, is_public, unwrap_ipv4
+from lucius.addresses import IPAddress, is_public, unwrap_ipv4
 from lucius.ports.config import CallbackPolicy, CallPolicy
 from lucius.ports.errors import CallFailed, CallRefused
 
-MAX_URL_LENGTH = 8192
+MAX_URL_CHARS = 8192
 _IN_PATH = "/%:@!$&'()*+,;="
 _IN_QUERY = _IN_PATH + "?"
 _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -46,7 +46,7 @@ class Destination(Struct, frozen=True):
 def parse(text: str) -> Destination:
     """Parse a URL, for the checks and for the connection alike. Raises CallRefused."""
     try:
-        url = _with_exact_target(text) if len(text) <= MAX_URL_LENGTH else URL()
+        url = _with_exact_target(text) if len(text) <= MAX_URL_CHARS else URL()
         host, port = (url.raw_host or "").rstrip(".").lower(), url.port or 0
     except (ValueError, UnicodeError):
         raise CallRefused("BAD_URL", "the URL is malformed") from None
@@ -155,7 +155,7 @@ async def addresses(destination: Destination, rules: Rules, ourselves: Destinati
     return found
 
 
-async def _our_addresses(ourselves: Destination, resolve: Resolve) -> frozenset[Address]:
+async def _our_addresses(ourselves: Destination, resolve: Resolve) -> frozenset[IPAddress]:
     """Resolve our own name; none if it can't be resolved from here."""
     try:
         found = await _resolved(ourselves, resolve)
@@ -164,7 +164,7 @@ async def _our_addresses(ourselves: Destination, resolve: Resolve) -> frozenset[
     return frozenset(unwrap_ipv4(ip_address(text.partition("%")[0])) for text in found)
 
 
-def is_own_address(address: Address) -> bool:
+def is_own_address(address: IPAddress) -> bool:
     """Return whether a network interface of this machine has the address: only such an address can be bound.
 
     Where the system lets programs bind any address (`ip_nonlocal_bind`), none counts as ours. Addresses that others
@@ -173,7 +173,7 @@ def is_own_address(address: Address) -> bool:
     return _can_bind(address) and not _can_bind(_FOREIGN[address.version])
 
 
-def _can_bind(address: Address) -> bool:
+def _can_bind(address: IPAddress) -> bool:
     try:
         with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
             probe.bind((str(address), 0))
@@ -195,7 +195,7 @@ async def _resolved(destination: Destination, resolve: Resolve) -> list[str]:
     return found
 
 
-def _literal(host: str) -> Address | None:
+def _literal(host: str) -> IPAddress | None:
     try:
         return ip_address(host.partition("%")[0])
     except ValueError:

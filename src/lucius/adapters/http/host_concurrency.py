@@ -1,14 +1,11 @@
 """Limits concurrent calls per host, and pauses hosts that sent Retry-After."""
 
 from collections import Counter
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 
 from lucius.core.model.records import Instant, Millis
 from lucius.ports.http import Closed, Slot
 
 MAX_PAUSE_MS: Millis = 3_600_000
-MAX_RETRY_AFTER_MS: Millis = 86_400_000
 
 
 class HostConcurrency:
@@ -40,20 +37,3 @@ class HostConcurrency:
         """Pause a host, for an hour at most: the call that got a longer Retry-After honours it, others try again."""
         self._paused_until = {other: until for other, until in self._paused_until.items() if until > now}
         self._paused_until[host] = max(now + min(wait_ms, MAX_PAUSE_MS), self._paused_until.get(host, 0))
-
-
-def retry_after_ms(header: str | None, now: Instant) -> Millis | None:
-    """Parse Retry-After, seconds or an HTTP date, and return a day at most; None if it is missing or unusable."""
-    if header is None:
-        return None
-    text = header.strip()
-    wait = int(text[:10]) * 1000 if text.isascii() and text.isdigit() else _until(text, now)
-    return min(wait, MAX_RETRY_AFTER_MS) if wait is not None and wait > 0 else None
-
-
-def _until(text: str, now: Instant) -> Millis | None:
-    try:
-        date = parsedate_to_datetime(text)
-    except (ValueError, OverflowError):
-        return None
-    return round((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1000) - now

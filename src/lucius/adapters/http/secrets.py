@@ -16,8 +16,8 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/_-]+(?:[\r\n]{1,2}[A-Za-z0-9+/_-]+)*={0,2}") 
 _SPACES = r"[\r\n\t ]{0,2}"
 _NO_SPACES = str.maketrans("", "", "\r\n\t ")
 _HEX_DIGITS = re.compile(r"%[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}")
-_MIN_ENCODED = 8  # shorter base64 or hexadecimal may be part of something else
-_SHORTEST = 6  # shorter ones are blanked only as whole words, or other words would be torn
+_MIN_ENCODED_CHARS = 8  # shorter base64 or hexadecimal may be part of something else
+_MIN_PARTIAL_CHARS = 6  # shorter ones are blanked only as whole words, or other words would be torn
 
 
 def normal(name: str) -> str:
@@ -110,14 +110,14 @@ def _spellings(secret: str) -> set[str]:
     in_urls = {quote(secret), quote(secret, safe=""), quote_plus(secret)}
     found = {secret, *in_json, *(text.replace("/", r"\/") for text in in_json), *in_html, *in_urls}
     in_hex = secret.encode().hex()
-    return found | {in_hex, in_hex.upper()} if len(in_hex) >= _MIN_ENCODED else found
+    return found | {in_hex, in_hex.upper()} if len(in_hex) >= _MIN_ENCODED_CHARS else found
 
 
 def _pattern(spelling: str) -> re.Pattern[str]:
     """Match a spelling, with hexadecimal digits of its escapes in either case."""
     pieces = zip(_HEX_DIGITS.split(spelling), [*_HEX_DIGITS.findall(spelling), ""], strict=True)
     written = "".join(re.escape(plain) + (f"(?i:{re.escape(escape)})" if escape else "") for plain, escape in pieces)
-    return re.compile(written if len(spelling) >= _SHORTEST else rf"(?<!\w){written}(?!\w)")
+    return re.compile(written if len(spelling) >= _MIN_PARTIAL_CHARS else rf"(?<!\w){written}(?!\w)")
 
 
 def _in_base64(secret: str) -> set[str]:
@@ -133,7 +133,7 @@ def _in_base64(secret: str) -> set[str]:
         first = -(-before * 8 // 6)
         last = (before + len(raw)) * 8 // 6
         inner = encoded[first:last]
-        if len(inner) >= _MIN_ENCODED:
+        if len(inner) >= _MIN_ENCODED_CHARS:
             found |= {inner, inner.replace("+", "-").replace("/", "_")}
     return found
 

@@ -8,7 +8,7 @@ from base64 import b64decode, b64encode
 from lucius.core.model.records import Instant
 
 PREFIX = "whsec_"
-SHORTEST, LONGEST = 24, 64  # bytes, as the convention has it
+MIN_KEY_BYTES, MAX_KEY_BYTES = 24, 64  # as the convention has it
 
 Keys = tuple[bytes, ...]
 
@@ -32,8 +32,8 @@ def _key(part: str) -> bytes:
         key = b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
     except binascii.Error:
         raise ValueError(f"what follows {PREFIX} is not base64") from None
-    if not SHORTEST <= len(key) <= LONGEST:
-        raise ValueError(f"a key must have {SHORTEST} to {LONGEST} bytes, and one has {len(key)}")
+    if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
+        raise ValueError(f"a key must have {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes, and one has {len(key)}")
     return key
 
 

@@ -12,7 +12,7 @@ import typer
 from lucius.cli.errors import run
 
 
-class Engine(StrEnum):
+class EngineOption(StrEnum):
     EMBEDDED = "embedded"
     TEMPORAL = "temporal"
 
@@ -22,7 +22,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of documents, tenants and modes")] = 7,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the verdict, as JSON")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the ledger, logs and outputs")] = False,
-    engine: Annotated[Engine, typer.Option(help="Engine that drives the jobs")] = Engine.EMBEDDED,
+    engine: Annotated[EngineOption, typer.Option(help="Engine that drives the jobs")] = EngineOption.EMBEDDED,
 ) -> None:
     """Run jobs while services and the control plane are killed and callbacks are duplicated, late or dropped."""
     from lucius.cli.demo.story import run_demo  # noqa: PLC0415 - nothing else needs it

@@ -10,7 +10,7 @@ from lucius.conformance.attempt_log import PlayedAttempt, ReceivedCallback
 from lucius.conformance.case import Case
 from lucius.conformance.case_env import CaseEnv, describe, require_not_refused, require_success, summarize_callbacks
 from lucius.conformance.evidence import ADVICE, is_uri, path_of, require_slow
-from lucius.conformance.model import Failed, NotShown, Skipped
+from lucius.conformance.model import CaseFailed, NotShown, Skipped
 
 MIN_ACK_LEAD_SECONDS = 1.0  # an ACK that comes at least this long before the RESULT was not sent after the work
 REPEAT_WINDOW_SECONDS = 1.5
@@ -34,7 +34,7 @@ async def ack(env: CaseEnv) -> str:
     expected = f"an ACK within {attempt.ack_seconds:g} s of hand-over"
     await env.wait_until(lambda: attempt.acks or attempt.results, attempt.ack_seconds)
     if not attempt.acks:
-        raise Failed(expected, summarize_callbacks(attempt))
+        raise CaseFailed(expected, summarize_callbacks(attempt))
     seconds = attempt.acks[0].at - handed_over
     if await env.wait_until(lambda: attempt.results, MIN_ACK_LEAD_SECONDS):
         raise NotShown(f"the RESULT came {attempt.results[0].at - attempt.acks[0].at:.2f} s after the ACK: {ADVICE}")
@@ -72,12 +72,12 @@ def _two_steps(env: CaseEnv) -> list[PlayedAttempt]:
 
 def _check_once(attempt: PlayedAttempt) -> None:
     if len(attempt.results) != 1:
-        raise Failed(
+        raise CaseFailed(
             f"one RESULT of {describe(attempt)}, which was answered 200 APPLIED",
             f"{len(attempt.results)} came",
         )
     if not attempt.acks:
-        raise Failed(f"an ACK of {describe(attempt)}, before its RESULT", "none came")
+        raise CaseFailed(f"an ACK of {describe(attempt)}, before its RESULT", "none came")
 
 
 def _check_success(attempt: PlayedAttempt) -> None:
@@ -85,7 +85,7 @@ def _check_success(attempt: PlayedAttempt) -> None:
     body = attempt.results[0].body
     size = len(msgspec.json.encode(body.get("result")))
     if size > MAX_RESULT_BYTES:
-        raise Failed(f"a result of at most {MAX_RESULT_BYTES} bytes", f"it has {size}; write an artifact instead")
+        raise CaseFailed(f"a result of at most {MAX_RESULT_BYTES} bytes", f"it has {size}; write an artifact instead")
 
 
 def _check_artifacts(env: CaseEnv, attempt: PlayedAttempt) -> None:
@@ -94,7 +94,7 @@ def _check_artifacts(env: CaseEnv, attempt: PlayedAttempt) -> None:
     own = workspace / attempt.key.step_id / str(attempt.key.attempt_no)
     for ref, path in _local_artifacts(attempt.results[0]):
         if not path.exists():
-            raise Failed("that every artifact_ref refers to an existing file", f"{ref} does not exist")
+            raise CaseFailed("that every artifact_ref refers to an existing file", f"{ref} does not exist")
         if not path.resolve().is_relative_to(own.resolve()) and not _is_output(ref, attempt):
             env.warn(f"an artifact lies outside <workspace_ref>/<stepId>/<attempt_no>/: {ref}")
 
@@ -105,7 +105,7 @@ def _check_own_artifacts(first: PlayedAttempt, second: PlayedAttempt) -> None:
         for attempt in (first, second)
     ]
     if shared := refs[0] & refs[1]:
-        raise Failed(
+        raise CaseFailed(
             "separate artifacts for two steps of one job that differ in stepId only",
             f"both refer to {sorted(shared)[0]}",
         )
@@ -120,7 +120,7 @@ def _is_output(ref: str, attempt: PlayedAttempt) -> bool:
 def _local_artifacts(callback: ReceivedCallback) -> Iterator[tuple[str, Path]]:
     for ref in callback.body.get("artifact_refs") or []:
         if not is_uri(ref):
-            raise Failed("that every artifact_ref is a URI", f"one is {ref!r}"[:300])
+            raise CaseFailed("that every artifact_ref is a URI", f"one is {ref!r}"[:300])
         if (path := path_of(ref)) is not None:
             yield ref, path
 
@@ -142,7 +142,7 @@ async def heartbeat(env: CaseEnv) -> str:
     instants = [callback.at for callback in attempt.callbacks if callback.kind != "result"] + [attempt.results[0].at]
     gaps = [later - earlier for earlier, later in pairwise(instants)]
     if max(gaps) > lease:
-        raise Failed(
+        raise CaseFailed(
             f"a heartbeat in each {lease:g} s of the lease while the step runs",
             f"{len(attempt.heartbeats)} came, and {max(gaps):.1f} s passed without one; send one every third of"
             " lease_seconds, also while the step works",
@@ -162,9 +162,9 @@ async def bad_payload(env: CaseEnv) -> str:
     error = body.get("error") or {}
     summary = f"{body['status']} {body.get('failure_class')} {error.get('code')}"
     if body["status"] not in ("FAILED", "FAILED_FINAL") or body.get("failure_class") != "NON_RETRYABLE":
-        raise Failed("FAILED with failure_class NON_RETRYABLE for the --bad-payload", f"the RESULT was {summary}")
+        raise CaseFailed("FAILED with failure_class NON_RETRYABLE for the --bad-payload", f"the RESULT was {summary}")
     if not error.get("code"):
-        raise Failed("an error {code, message} with the failure", f"the RESULT was {summary}")
+        raise CaseFailed("an error {code, message} with the failure", f"the RESULT was {summary}")
     return summary
 
 

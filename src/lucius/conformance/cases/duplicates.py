@@ -5,7 +5,7 @@ from lucius.conformance.case import Case
 from lucius.conformance.case_env import CaseEnv, describe, require_not_refused
 from lucius.conformance.directives import timestamp_in
 from lucius.conformance.evidence import IN_FLIGHT_SECONDS, Marks, executed_again, marks, require_slow
-from lucius.conformance.model import Failed
+from lucius.conformance.model import CaseFailed
 
 LEASE_SECONDS = 1.0  # short, as frequent heartbeats show that work is going on
 MARGIN_SECONDS = 0.6
@@ -76,7 +76,7 @@ async def _redeliver(env: CaseEnv, attempt: PlayedAttempt, first: float) -> str:
 
 def _check(attempt: PlayedAttempt, asked_at: float, before: Marks, seconds: float) -> None:
     if signs := executed_again(attempt, asked_at, before, seconds):
-        raise Failed(
+        raise CaseFailed(
             f"that {describe(attempt)} is executed once, and its RESULT at most repeated",
             f"it was executed again: {' and '.join(signs)}",
         )

@@ -11,7 +11,7 @@ from lucius.conformance.case_env import CaseEnv, describe, require_not_refused, 
 from lucius.conformance.cases.fencing import wait_for_heartbeat
 from lucius.conformance.directives import timestamp_in
 from lucius.conformance.evidence import IN_FLIGHT_SECONDS, MIN_SLOW_RATIO, executed_again, marks, require_slow, took
-from lucius.conformance.model import Failed, Skipped
+from lucius.conformance.model import CaseFailed, Skipped
 from lucius.conformance.server import ResponseOverride
 
 LEASE_SECONDS = 1.0
@@ -28,7 +28,7 @@ async def retried(env: CaseEnv) -> str:
     await env.wait_for_result(second)
     again = second.results[0]
     if again.content == callback.content:
-        raise Failed(
+        raise CaseFailed(
             f"that {describe(second)} is executed, though attempt 1 has failed",
             "it returned attempt 1's RESULT; an attempt is identified by jobId, stepId, attempt_no and lease_id, while"
             " idempotency_key is the same in all attempts of a step",
@@ -54,7 +54,7 @@ async def duplicate_failed(env: CaseEnv) -> str:
         await env.watch(max(QUIET_SECONDS, 0.75 * env.slow))
         if signs := executed_again(attempt, attempt.handed_over[copies - 1], before, env.slow):
             when = "after a restart" if restart else "after its end"
-            raise Failed(
+            raise CaseFailed(
                 f"that {describe(attempt)}, which failed, is not executed when its directive comes again {when}",
                 f"it was: {' and '.join(signs)}",
             )

@@ -5,7 +5,7 @@ from lucius.conformance.case import Case
 from lucius.conformance.case_env import LONG_LEASE_SECONDS, CaseEnv, describe, summarize_callbacks
 from lucius.conformance.directives import timestamp_in
 from lucius.conformance.evidence import ADVICE, IN_FLIGHT_SECONDS, MIN_SLOW_RATIO
-from lucius.conformance.model import Failed, NotShown
+from lucius.conformance.model import CaseFailed, NotShown
 
 LEASE_SECONDS = 1.0
 QUIET_SECONDS = 2.0
@@ -27,7 +27,7 @@ async def stale_lease(env: CaseEnv) -> str:
     for attempt, since in ((first, _answered_at(first, 409)), (unwanted, _answered_at(unwanted, 409))):
         _check_no_heartbeats(attempt, since, "409 STALE")
         if len(attempt.results) > 1:
-            raise Failed(
+            raise CaseFailed(
                 f"no RESULT of {describe(attempt)}, whose lease was lost, or one that is not repeated",
                 f"{len(attempt.results)} came; 409 STALE means: discard the work",
             )
@@ -57,7 +57,7 @@ async def late(env: CaseEnv) -> str:
     _check_no_heartbeats(ended, _answered_at(ended, 200, "LATE"), "200 LATE without lease_expires_at")
     for attempt in (ended, too_late):
         if len(attempt.results) > 1:
-            raise Failed(
+            raise CaseFailed(
                 "that a RESULT answered 200 LATE is not sent again", f"it was sent {len(attempt.results)} times"
             )
     return "a LATE heartbeat ended the work unless a success still counted, and a LATE RESULT was not repeated"
@@ -81,7 +81,7 @@ async def _check_lapsed(env: CaseEnv, attempt: PlayedAttempt) -> None:
     await env.require(lambda: attempt.ended_by is not None, expected, lambda: summarize_callbacks(attempt), takes)
     body = attempt.results[0].body
     if body["status"] != "SUCCEEDED":
-        raise Failed(expected, f"it was {body['status']} {(body.get('error') or {}).get('code')}")
+        raise CaseFailed(expected, f"it was {body['status']} {(body.get('error') or {}).get('code')}")
 
 
 async def cancel(env: CaseEnv) -> str:
@@ -102,14 +102,14 @@ async def cancel(env: CaseEnv) -> str:
 
 
 async def wait_for_heartbeat(env: CaseEnv, attempt: PlayedAttempt) -> None:
-    """Wait for the first heartbeat. Raises NotShown if the step ends before it, Failed if none comes."""
+    """Wait for the first heartbeat. Raises NotShown if the step ends before it, CaseFailed if none comes."""
     await env.wait_for_ack(attempt)
     await env.wait_until(lambda: attempt.heartbeats or attempt.results, env.slow + env.options.patience)
     if attempt.heartbeats:
         return
     if attempt.results and attempt.results[0].at - attempt.first_handed_over < MIN_SLOW_RATIO * env.slow:
         raise NotShown(f"the step ended before its first heartbeat: {ADVICE}")
-    raise Failed(f"heartbeats of {describe(attempt)} while it runs", "none came")
+    raise CaseFailed(f"heartbeats of {describe(attempt)} while it runs", "none came")
 
 
 def _answered_at(attempt: PlayedAttempt, status: int, disposition: str = "") -> float:
@@ -131,7 +131,7 @@ def _check_no_heartbeats(attempt: PlayedAttempt, since: float, how: str) -> None
         callback for callback in attempt.heartbeats if callback.at > since + IN_FLIGHT_SECONDS
     ]
     if late_heartbeats:
-        raise Failed(
+        raise CaseFailed(
             f"no more heartbeats of {describe(attempt)} once one was answered {how}",
             f"{len(late_heartbeats)} more came, the last {late_heartbeats[-1].at - since:.1f} s later",
         )

@@ -7,7 +7,7 @@ from lucius.conformance.case import Case
 from lucius.conformance.case_env import CaseEnv, summarize_callbacks
 from lucius.conformance.directives import malformed_messages
 from lucius.conformance.feed import QueuedMessage
-from lucius.conformance.model import Failed
+from lucius.conformance.model import CaseFailed
 from lucius.conformance.server import Pull, ResponseOverride
 
 MAX_TRIES_WHEN_REFUSED = 3
@@ -30,7 +30,7 @@ async def refused_callbacks(env: CaseEnv) -> str:
         for kind in ("ack", "heartbeat", "result"):
             tries = [callback for callback in attempt.callbacks if callback.kind == kind]
             if len(tries) > MAX_TRIES_WHEN_REFUSED:
-                raise Failed(
+                raise CaseFailed(
                     f"that a callback answered {tries[0].status} is not repeated: a retry cannot help",
                     f"{len(tries)} times the same {kind.upper()} in {tries[-1].at - tries[0].at:.1f} s",
                 )
@@ -72,7 +72,9 @@ async def malformed(env: CaseEnv) -> str:
     env.send(good[2])
     await env.wait_for_result(good[2])
     if _succeeded(others):
-        raise Failed("that a directive for another service is not executed", f"it was: {summarize_callbacks(others)}")
+        raise CaseFailed(
+            "that a directive for another service is not executed", f"it was: {summarize_callbacks(others)}"
+        )
     if _succeeded(template):
         env.warn("a directive that does not fit the contract was executed")
     count = sum(1 for _ in malformed_messages(template.directive))

@@ -7,7 +7,7 @@ from lucius.conformance.attempt_log import PlayedAttempt, ReceivedCallback, now
 from lucius.conformance.case import Case
 from lucius.conformance.case_env import CaseEnv, describe, require_not_refused, summarize_callbacks
 from lucius.conformance.evidence import require_slow
-from lucius.conformance.model import Failed, NotShown
+from lucius.conformance.model import CaseFailed, NotShown
 from lucius.conformance.server import Pull, ResponseOverride
 
 MIN_RETRY_AFTER_RATIO = 0.9  # of a Retry-After, to allow for clocks and networks
@@ -30,7 +30,7 @@ async def slow_orchestrator(env: CaseEnv) -> str:
     for attempt in attempts:
         first = attempt.callbacks[0]
         if first.at > attempt.ack_due:
-            raise Failed(
+            raise CaseFailed(
                 f"an ACK within {attempt.ack_seconds:g} s of hand-over, though other callbacks are answered slowly",
                 f"it came after {first.at - attempt.first_handed_over:.1f} s; an ACK must not queue behind others",
             )
@@ -78,7 +78,7 @@ class _ErrorPlan:
 def _check_pauses(tries: Sequence[ReceivedCallback]) -> None:
     failed = [callback for callback in tries if callback.status == 500]
     if len(failed) > MAX_TRIES_PER_SECOND * ERRORS_SECONDS:
-        raise Failed(
+        raise CaseFailed(
             f"growing pauses between tries when the answer is 500, and at most {MAX_TRIES_PER_SECOND} tries a second",
             f"{len(failed)} came in {ERRORS_SECONDS:g} s",
         )
@@ -86,7 +86,7 @@ def _check_pauses(tries: Sequence[ReceivedCallback]) -> None:
         asked = callback.answer.retry_after if callback.answer else None
         waited = following.at - (callback.answered_at or callback.at)
         if asked is not None and waited < asked * MIN_RETRY_AFTER_RATIO:
-            raise Failed(
+            raise CaseFailed(
                 f"no try within the {asked:g} s that Retry-After asked for with {callback.status}",
                 f"the next came after {waited:.2f} s",
             )
@@ -102,7 +102,7 @@ async def ack_repeated(env: CaseEnv) -> str:
     await env.wait_for_hand_over(attempt)
     await env.wait_until(lambda: attempt.acked_at is not None, attempt.ack_due - now())
     if attempt.acked_at is None:
-        raise Failed("that an ACK answered 503 is repeated before its deadline", summarize_callbacks(attempt))
+        raise CaseFailed("that an ACK answered 503 is repeated before its deadline", summarize_callbacks(attempt))
     if attempt.results:
         require_slow(attempt, env.slow)
     _check_pauses(attempt.acks)
@@ -130,7 +130,7 @@ async def pull_errors(env: CaseEnv) -> str:
     if not refused:
         raise NotShown(f"no pull came within {PULL_ERRORS_SECONDS:g} s, so the reaction to errors was not observed")
     if len(refused) > MAX_TRIES_PER_SECOND * PULL_ERRORS_SECONDS:
-        raise Failed(
+        raise CaseFailed(
             f"pauses after pulls that are answered 503 with Retry-After: {RETRY_AFTER_SECONDS}",
             f"{len(refused)} pulls came in {PULL_ERRORS_SECONDS:g} s",
         )
@@ -162,7 +162,7 @@ async def answer_lost(env: CaseEnv) -> str:
     await env.require(lambda: len(attempt.results) > 1, expected, lambda: "it was not", takes=2.0)
     await env.watch(1.0)
     if len(attempt.results) > 2:
-        raise Failed("two RESULTs: the second was answered 200 DUPLICATE", f"{len(attempt.results)} came")
+        raise CaseFailed("two RESULTs: the second was answered 200 DUPLICATE", f"{len(attempt.results)} came")
     return f"sent again after {attempt.results[1].at - attempt.results[0].at:.1f} s, unchanged"
 
 

@@ -6,7 +6,7 @@ from lucius.conformance.attempt_log import PlayedAttempt, now
 from lucius.conformance.case import Case
 from lucius.conformance.case_env import CaseEnv, describe, summarize_callbacks
 from lucius.conformance.evidence import IN_FLIGHT_SECONDS, require_slow
-from lucius.conformance.model import Failed, NotShown
+from lucius.conformance.model import CaseFailed, NotShown
 from lucius.conformance.process import describe_exit
 from lucius.conformance.server import ResponseOverride
 
@@ -40,7 +40,7 @@ async def backpressure(env: CaseEnv) -> str:
 def _check_ack(attempt: PlayedAttempt, seen_until: float, taken: int) -> None:
     first = attempt.callbacks[0].at if attempt.callbacks else seen_until
     if first > attempt.ack_due:
-        raise Failed(
+        raise CaseFailed(
             "that the service pulls no more than it can acknowledge before the ACK deadline",
             f"it pulled {taken}, and for one of them {summarize_callbacks(attempt)} in"
             f" {first - attempt.first_handed_over:.1f} s; set `max` to the free capacity",
@@ -48,7 +48,7 @@ def _check_ack(attempt: PlayedAttempt, seen_until: float, taken: int) -> None:
 
 
 def _check_lease(attempt: PlayedAttempt, seen_until: float) -> None:
-    """Check that an acknowledged attempt gets heartbeats, even while it is queued. Raises Failed."""
+    """Check that an acknowledged attempt gets heartbeats, even while it is queued. Raises CaseFailed."""
     if not attempt.callbacks:
         return
     instants = [callback.at for callback in attempt.callbacks]
@@ -56,7 +56,7 @@ def _check_lease(attempt: PlayedAttempt, seen_until: float) -> None:
         instants.append(seen_until)
     longest = max((later - earlier for earlier, later in pairwise(instants)), default=0.0)
     if longest > attempt.lease_seconds:
-        raise Failed(
+        raise CaseFailed(
             f"heartbeats under a lease of {attempt.lease_seconds:g} s for all that was acknowledged",
             f"{longest:.1f} s passed without one for {describe(attempt)}",
         )
@@ -69,7 +69,7 @@ async def idle(env: CaseEnv) -> str:
     at_once = await _pulls(env)
     for count, when in ((waiting, "are answered after wait_seconds"), (at_once, "are answered at once")):
         if count > MAX_PULLS_PER_SECOND * IDLE_SECONDS:
-            raise Failed(
+            raise CaseFailed(
                 f"at most {MAX_PULLS_PER_SECOND} pulls a second without work, when pulls {when}",
                 f"{count} came in {IDLE_SECONDS:g} s; set wait_seconds, and pause after an immediate empty answer",
             )
@@ -93,12 +93,12 @@ async def refused_key(env: CaseEnv) -> str:
     code = await env.process.wait(REFUSED_SECONDS)
     count = len(env.server.pulls)
     if count > MAX_REFUSED_PULLS_PER_SECOND * REFUSED_SECONDS:
-        raise Failed(
+        raise CaseFailed(
             "an exit, or pauses, when the key is refused: a retry cannot help",
             f"{count} pulls came in {now() - began:.1f} s",
         )
     if code == 0:
-        raise Failed("an exit code other than 0 when the key is refused", f"the process {describe_exit(0)}")
+        raise CaseFailed("an exit code other than 0 when the key is refused", f"the process {describe_exit(0)}")
     return f"{count} pull{'s' if count != 1 else ''}, then it {describe_exit(code)}"
 
 

@@ -6,7 +6,7 @@ from lucius.conformance.attempt_log import PlayedAttempt, ReceivedCallback, now
 from lucius.conformance.case import Case
 from lucius.conformance.case_env import CaseEnv, describe, summarize_callbacks
 from lucius.conformance.evidence import ADVICE, IN_FLIGHT_SECONDS, Marks, executed_again, marks
-from lucius.conformance.model import Failed, NotShown
+from lucius.conformance.model import CaseFailed, NotShown
 from lucius.conformance.process import describe_exit
 from lucius.conformance.server import ResponseOverride
 
@@ -66,23 +66,23 @@ async def killed_finished(env: CaseEnv) -> str:
     await env.require(lambda: len(attempt.results) > 1, expected, lambda: "none came", takes=env.slow)
     callback = attempt.results[1]
     if callback.body["status"] != "SUCCEEDED":
-        raise Failed(expected, f"it was {callback.body['status']} {(callback.body.get('error') or {}).get('code')}")
+        raise CaseFailed(expected, f"it was {callback.body['status']} {(callback.body.get('error') or {}).get('code')}")
     _check_not_executed_again(attempt, callbacks_before, before)
     env.send(attempt)
     again_at = await env.wait_for_redelivery(attempt)
     await env.watch(env.slow + env.work + IN_FLIGHT_SECONDS)
     if signs := executed_again(attempt, again_at, before, env.slow):
-        raise Failed("that the directive is not executed when it comes again", "; ".join(signs))
+        raise CaseFailed("that the directive is not executed when it comes again", "; ".join(signs))
     return f"RESULT {callback.at - restarted_at:.1f} s after the restart, without another execution"
 
 
 def _check_not_executed_again(attempt: PlayedAttempt, callbacks_before: int, before: Marks) -> None:
-    """Raise Failed for heartbeats after the first `callbacks_before` callbacks, or files that differ from `before`."""
+    """Raise CaseFailed for heartbeats after the first `callbacks_before` callbacks, or files that are not `before`."""
     heartbeats = [callback for callback in attempt.callbacks[callbacks_before:] if callback.kind == "heartbeat"]
     rewritten = [path.name for path, mark in marks(attempt).items() if before.get(path) != mark]
     if heartbeats or rewritten:
         sign = f"{len(heartbeats)} heartbeats came" if heartbeats else f"{', '.join(rewritten)} was written again"
-        raise Failed(
+        raise CaseFailed(
             "that the RESULT comes from the data folder, without another execution", f"after the restart {sign}"
         )
 
@@ -104,24 +104,24 @@ async def graceful_stop(env: CaseEnv) -> str:
     code = await env.process.wait(within)
     took = now() - asked_at
     if code is None:
-        raise Failed(f"an end within {within:.0f} s of SIGTERM", "the process still runs")
+        raise CaseFailed(f"an end within {within:.0f} s of SIGTERM", "the process still runs")
     _check_stop(env, asked_at, attempt, second)
     if code != 0:
-        raise Failed("exit code 0 after SIGTERM", f"the process {describe_exit(code)}")
+        raise CaseFailed("exit code 0 after SIGTERM", f"the process {describe_exit(code)}")
     return f"{attempt.results[0].body['status']}, then exit code 0 {took:.1f} s after SIGTERM"
 
 
 def _check_stop(env: CaseEnv, asked_at: float, attempt: PlayedAttempt, second: PlayedAttempt) -> None:
     late = [pull for pull in env.server.pulls if pull.at > asked_at + STOP_REACTION_SECONDS]
     if late:
-        raise Failed("no pull after SIGTERM", f"{len(late)} came, the first {late[0].at - asked_at:.1f} s later")
+        raise CaseFailed("no pull after SIGTERM", f"{len(late)} came, the first {late[0].at - asked_at:.1f} s later")
     if not attempt.results:
-        raise Failed(
+        raise CaseFailed(
             f"a RESULT of {describe(attempt)} (SUCCEEDED, or FAILED if it is interrupted)",
             summarize_callbacks(attempt),
         )
     if second.handed_over and not second.results:
-        raise Failed(
+        raise CaseFailed(
             "that a stopping service takes no more directives, or completes them",
             "the pending poll took a directive for which no callback came; close its connection at SIGTERM",
         )

@@ -5,9 +5,19 @@ from msgspec.structs import replace
 from lucius.core.decide import step_completion
 from lucius.core.decide.changeset import Changeset
 from lucius.core.model.decision import Applied, Ignored, Refused, Reply
-from lucius.core.model.inputs import Adopt, Cancel, Compensate, DeadlinePassed, Discard, Resume, Retry, Skip
-from lucius.core.model.inputs import Pause as PauseRequest
-from lucius.core.model.records import Attempt, CancelRequest, ErrorInfo, Failure, Job, Pause, Run, Step, Token, Void
+from lucius.core.model.inputs import Adopt, Cancel, Compensate, DeadlinePassed, Discard, Pause, Resume, Retry, Skip
+from lucius.core.model.records import (
+    Attempt,
+    ErrorInfo,
+    Failure,
+    Job,
+    JobPause,
+    RequestedCancel,
+    Run,
+    Step,
+    Token,
+    Void,
+)
 from lucius.core.model.statuses import AttemptOutcome, JobStatus, OutboxStatus, ReviewStatus, StepStatus
 from lucius.core.policies import compensation, deadlines, reviews
 from lucius.core.protocol.definition import spec_id
@@ -27,7 +37,7 @@ def cancel(changes: Changeset, request: Cancel) -> Reply:
     if job.compensation is not None and job.paused is None:
         todo = "ends once the handlers have run; to cancel it before that, pause it first"
         return Refused("COMPENSATING", f"job {job.job_id} is being compensated and {todo}")
-    cancellation = CancelRequest(request.by, changes.now, request.reason)
+    cancellation = RequestedCancel(request.by, changes.now, request.reason)
     failed_at = job.failure.step_id if job.compensation is not None and job.failure is not None else None
     stopped = Failure(failed_at or job.current_step_id, ErrorInfo("CANCELLED", f"cancelled by {request.by}"))
     compensation.open_review_for_uncompensated(changes, request.by)
@@ -42,7 +52,7 @@ def _refuse_ended(changes: Changeset, what: str) -> Refused:
     return Refused("JOB_TERMINAL", f"job {job.job_id} has ended {job.status} and cannot be {what}")
 
 
-def pause(changes: Changeset, request: PauseRequest) -> Reply:
+def pause(changes: Changeset, request: Pause) -> Reply:
     job = changes.job
     if job.paused is not None:
         return Ignored("the job is paused already")
@@ -50,7 +60,7 @@ def pause(changes: Changeset, request: PauseRequest) -> Reply:
         return _refuse_ended(changes, "paused")
     if job.status is JobStatus.CANCELLING or job.stopping is not None:
         return Refused("JOB_CANCELLING", f"job {job.job_id} is being ended and cannot be paused")
-    changes.change_job(paused=Pause(request.by, changes.now, request.reason), status=JobStatus.PAUSED)
+    changes.change_job(paused=JobPause(request.by, changes.now, request.reason), status=JobStatus.PAUSED)
     changes.emit("JOB_PAUSED", by=request.by, reason=request.reason)
     return Applied()
 

@@ -27,7 +27,7 @@ def queue_webhook(changes: Changeset) -> None:
             tenant_id=job.tenant_id,
             step_id=WEBHOOK_STEP_ID,
             attempt_no=1,
-            lease_id=str(job.run_no),
+            lease_id="",  # no attempt of a step, so no lease
             service=WEBHOOK_SERVICE,
             topic="",
             lane=job.routing.lane,
@@ -37,19 +37,24 @@ def queue_webhook(changes: Changeset) -> None:
     )
 
 
+def reported_run_no(row: OutboxRow) -> int:
+    """Return the number of the run whose end a webhook row reports. It is the last part of the row's id."""
+    return int(row.outbox_id.rpartition("/")[2])
+
+
 def record_outcome(changes: Changeset, outcome: WebhookAttempted) -> Reply:
     """Record the outcome of a try: accepted, to be retried, postponed or given up."""
-    row = outcome.row
+    row, run_no = outcome.row, reported_run_no(outcome.row)
     if outcome.put_off_until is not None:  # calls to its receiver are on hold: no try is used up
         changes.put_webhook_row(replace(row, next_attempt_at=outcome.put_off_until))
     elif outcome.error is None:
         changes.put_webhook_row(replace(row, status=OutboxStatus.SENT, next_attempt_at=None, settled_at=changes.now))
-        changes.emit("JOB_NOTICE_SENT", tries=row.attempt_no, run_no=int(row.lease_id))
+        changes.emit("JOB_NOTICE_SENT", tries=row.attempt_no, run_no=run_no)
     elif outcome.final or row.attempt_no > len(BACKOFF_MS):
         changes.put_webhook_row(
             replace(row, status=OutboxStatus.FAILED_FINAL, next_attempt_at=None, settled_at=changes.now)
         )
-        changes.emit("JOB_NOTICE_FAILED", tries=row.attempt_no, run_no=int(row.lease_id), error_code=outcome.error.code)
+        changes.emit("JOB_NOTICE_FAILED", tries=row.attempt_no, run_no=run_no, error_code=outcome.error.code)
     else:
         backoff = BACKOFF_MS[row.attempt_no - 1] * (0.5 + changes.env.jitter() / 2) * changes.env.defaults.backoff_scale
         again_at = changes.now + max(round(backoff), outcome.retry_after_ms or 0)

@@ -71,7 +71,7 @@ class Blocked(Struct, frozen=True, omit_defaults=True):
     service: str | None = None
 
 
-class CancelRequest(Struct, frozen=True, omit_defaults=True):
+class RequestedCancel(Struct, frozen=True, omit_defaults=True):
     by: str
     at: Instant
     reason: str = ""
@@ -222,7 +222,7 @@ class Signal(Struct, frozen=True, omit_defaults=True):
     payload: Any = None
 
 
-class Pause(Struct, frozen=True, omit_defaults=True):
+class JobPause(Struct, frozen=True, omit_defaults=True):
     by: str
     at: Instant
     reason: str = ""
@@ -305,14 +305,14 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     due_at: Instant | None = None
     blocked: Blocked | None = None
     error: ErrorInfo | None = None
-    cancel: CancelRequest | None = None
+    cancel: RequestedCancel | None = None
     completed_at: Instant | None = None
     event_hash: str = ""
     unsealed: int = 0  # events up to this one were written before hash chains existed
     under_way: bool = False
     ready: tuple[Token, ...] = ()
     scopes: tuple[Scope, ...] = ()
-    paused: Pause | None = None
+    paused: JobPause | None = None
     catching_up: bool = False
     stopping: Failure | None = None
     signals: tuple[Signal, ...] = ()
@@ -350,7 +350,10 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OutboxRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The durable intent to hand over one attempt. The directive itself is rendered at hand-over."""
+    """The durable intent to hand over one attempt. The directive itself is rendered at hand-over.
+
+    The row of a job webhook has no lease, its `attempt_no` counts the deliveries, and its id ends with the run.
+    """
 
     outbox_id: str
     job_id: str

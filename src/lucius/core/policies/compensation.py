@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from lucius.core.decide import step_completion
 from lucius.core.decide.changeset import Changeset
-from lucius.core.model.records import Compensation, ErrorInfo, Failure, Pause, Step, Token
+from lucius.core.model.records import Compensation, ErrorInfo, Failure, JobPause, Step, Token
 from lucius.core.model.statuses import AttemptOutcome, FailureClass, JobStatus, ReviewKind, ReviewStatus, StepStatus
 from lucius.core.policies import reviews
 from lucius.core.protocol.definition import FAIL, spec_id
@@ -132,7 +132,7 @@ def _has_open_review(changes: Changeset) -> bool:
 
 def hold(changes: Changeset) -> None:
     """Pause the job until an operator acts on its review item."""
-    changes.change_job(paused=Pause(ENGINE, changes.now, "a person must decide about compensation", on_review=True))
+    changes.change_job(paused=JobPause(ENGINE, changes.now, "a person must decide about compensation", on_review=True))
     changes.emit("JOB_HELD", by=ENGINE)
 
 

@@ -9,7 +9,7 @@ from lucius.core.model.records import Millis
 from lucius.core.model.statuses import AttemptOutcome, FailureClass, ReviewKind
 from lucius.core.protocol.definition import RetryPolicy, StepSpec
 
-Backoff = Literal["policy", "dependency", "none"]
+DelaySource = Literal["policy", "dependency", "none"]
 
 
 class Rule(Struct, frozen=True):
@@ -21,7 +21,7 @@ class Rule(Struct, frozen=True):
     """
 
     retried: bool
-    backoff: Backoff
+    backoff: DelaySource
     retry_after: bool
     review: ReviewKind
 

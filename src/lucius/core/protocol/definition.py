@@ -29,7 +29,7 @@ Kind = Literal["task", "decision", "wait", "external_call", "notify", "human_app
 Safety = Literal["SAFE_TO_RETRY", "NOT_SAFE_TO_RETRY", "SAFE_TO_RETRY_WITH_GUARD"]
 Join = Literal["fail_fast", "collect"]
 Expression = Annotated[str, Meta(min_length=1, max_length=4096)]
-Target = Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9_-]{0,63}|SUCCEED|FAIL)(?!\n)$")]
+JumpTarget = Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9_-]{0,63}|SUCCEED|FAIL)(?!\n)$")]
 Person = Annotated[str, Meta(min_length=1, max_length=256)]
 
 SUCCEED, FAIL = "SUCCEED", "FAIL"  # targets that end a flow
@@ -56,14 +56,14 @@ class RetryPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
 class Choice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     when: Expression
-    then: Target
+    then: JumpTarget
 
 
 class Decide(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The first choice whose expression is true is taken; `otherwise` if none is."""
 
     choices: Annotated[tuple[Choice, ...], Meta(min_length=1, max_length=50)]
-    otherwise: Target = FAIL
+    otherwise: JumpTarget = FAIL
 
 
 class Wait(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -150,9 +150,9 @@ class StepSpec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     timeout_ms: Timeout | None = None
     retry_policy: RetryPolicy = RetryPolicy()
     payload_schema: dict[str, Any] = field(default_factory=dict)
-    on_success: Target | None = None
-    on_failure: Target | None = None
-    on_timeout: Target | None = None
+    on_success: JumpTarget | None = None
+    on_failure: JumpTarget | None = None
+    on_timeout: JumpTarget | None = None
     max_visits: Annotated[int, Meta(ge=1, le=1000)] = 10
     retry_safety: Safety = "SAFE_TO_RETRY"
     guard: dict[str, Any] | None = None

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from lucius.backoff import full_jitter
 from lucius.core.decide.decide import answer_all, decide_all, unacked_counter
 from lucius.core.model.decision import Decision, Env, JobSnapshot, MissingSteps
 from lucius.core.model.inputs import Input, Submit
@@ -21,6 +22,7 @@ SURELY_REFUSED = (VersionConflict, LimitReached, AlreadyAccepted, LedgerFull)
 """Errors after which a commit surely did not happen; after any other error its outcome is unknown."""
 
 MAX_CONFLICTS = 20
+FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.002, 0.128
 REFUSED_LATELY_MS: Millis = 15_000
 MAX_LOADS = 100  # each load adds at least one step, and a decision touches few
 
@@ -124,7 +126,8 @@ class EmbeddedEngine:
             try:
                 await self._commit(decision, reservation)
             except VersionConflict:
-                await asyncio.sleep(self._env.jitter() * 0.002 * 2 ** min(conflicts, 6))
+                pause = full_jitter(conflicts + 1, FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, self._env.jitter())
+                await asyncio.sleep(pause)
                 continue
             except LimitReached as reached:
                 if not _hands_over_too_much(decision, reached):

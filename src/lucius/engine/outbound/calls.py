@@ -11,7 +11,7 @@ from lucius.core.model.inputs import HandedOver, Succeeded
 from lucius.core.model.records import Instant, OutboxRow, Step
 from lucius.core.model.statuses import StepStatus
 from lucius.core.protocol.definition import HTTP_SERVICE
-from lucius.engine.outbound.host_queue import Target, Waiting
+from lucius.engine.outbound.host_queue import RequestTarget, Waiting
 from lucius.engine.outbound.http_attempt import AttemptResult, HttpAttempt, failed_by
 from lucius.ports.clock import Clock
 from lucius.ports.engine import Engine
@@ -54,12 +54,12 @@ class StepCalls:
         self._jitter = jitter
         self._on_failure = on_failure
 
-    async def target(self, row: OutboxRow) -> Target | None:
+    async def target(self, row: OutboxRow) -> RequestTarget | None:
         view = await self._ledger.load(row.job_id, (row.step_id,))
         step = view.steps.get(row.step_id) if view else None
         if step is None or step.request is None or step.attempt.lease_id != row.lease_id:
             return None
-        return Target(self._caller.host(step.request.url), step.request.url)
+        return RequestTarget(self._caller.host(step.request.url), step.request.url)
 
     async def run(self, one: Waiting, admitted: Slot | Closed) -> bool:
         """Make a call after one commit of hand-over and pick-up: a started call never counts as not started."""

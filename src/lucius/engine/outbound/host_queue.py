@@ -18,7 +18,7 @@ from lucius.engine.outbound.tenant_slots import TenantSlots
 from lucius.ports.http import Caller, Slot
 
 QUEUE_FACTOR = 4
-MAX_PASSED = 2_000
+MAX_PASSED_ROWS = 2_000
 
 
 class HostQueueKey(NamedTuple):
@@ -28,7 +28,7 @@ class HostQueueKey(NamedTuple):
     host: str
 
 
-class Target(NamedTuple):
+class RequestTarget(NamedTuple):
     """Where a row's request goes. Requests to the same `host` share its limits."""
 
     host: str
@@ -36,7 +36,7 @@ class Target(NamedTuple):
 
 
 class Waiting(Struct, frozen=True):
-    target: Target
+    target: RequestTarget
     row: OutboxRow
     since: Instant
 
@@ -118,8 +118,8 @@ class HostQueue:
         return key in self._passed_keys and key not in self._queues
 
     def may_pass(self, now: Instant) -> bool:
-        """Return whether rows may be passed over now. Those beyond `MAX_PASSED` come again, so not at once."""
-        return len(self._passed) < MAX_PASSED or self._passed_at + self._pause_ms <= now
+        """Return whether rows may be passed over now. Those beyond `MAX_PASSED_ROWS` come again, so not at once."""
+        return len(self._passed) < MAX_PASSED_ROWS or self._passed_at + self._pause_ms <= now
 
     def let_go(self, now: Instant, has_free_slots: bool) -> list[OutboxRow]:
         """Remove and return rows to put back: they waited too long, or keep others from being taken."""
@@ -155,7 +155,7 @@ class HostQueue:
         passing = [one for _, one in ranked[self.size // 2 :]]
         self._keep(one for _, one in ranked[: self.size // 2])
         known = self._passed | {one.row.outbox_id: _Passed(one.key, now) for one in passing}
-        self._remember(dict(list(known.items())[-MAX_PASSED:]))
+        self._remember(dict(list(known.items())[-MAX_PASSED_ROWS:]))
         self._passed_at = now
         return passing
 

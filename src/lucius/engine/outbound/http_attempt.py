@@ -25,7 +25,7 @@ from lucius.ports.ledger import Ledger
 from lucius.usecases.json_values import MAX_DEPTH, too_deep
 
 SLACK_MS: Millis = 2_000  # the core enforces a step's timeout_ms; this only ends requests that it has given up
-MAX_MESSAGE_LENGTH = 500
+MAX_MESSAGE_CHARS = 500
 MAX_LOADS = 20
 
 KNOWING = frozenset({404, 410})  # with these and 2xx, the response to a guard request is evaluated
@@ -212,7 +212,7 @@ def _summary(answer: HttpResponse, what: str) -> str:
     if _is_problem(answer):
         told = (answer.body.get(member) for member in ("title", "detail"))
         text = ": ".join([text, *(part for part in told if isinstance(part, str) and part)])
-    return text[:MAX_MESSAGE_LENGTH]
+    return text[:MAX_MESSAGE_CHARS]
 
 
 def _bounded(result: Any) -> CallOutcome:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 import structlog
 
 from lucius.backoff import Backoff
+from lucius.core.decide.job_webhook import reported_run_no
 from lucius.core.model.decision import JobSnapshot
 from lucius.core.model.inputs import WebhookAttempted
 from lucius.core.model.records import ErrorInfo, OutboxRow
 from lucius.core.protocol.definition import WEBHOOK_SERVICE
-from lucius.engine.outbound.host_queue import Target, Waiting
+from lucius.engine.outbound.host_queue import RequestTarget, Waiting
 from lucius.engine.outbound.webhook_body import webhook_body, webhook_id
 from lucius.ports.engine import Engine
 from lucius.ports.errors import CallFailed, CallRefused, LedgerError
@@ -22,7 +23,7 @@ log = structlog.get_logger(__name__)
 TIMEOUT_MS = 15_000
 WAIT_MS = 2 * TIMEOUT_MS  # rows that wait longer for their receiver are put back
 HOLD_MS = 300_000  # other replicas do not repeat what may be in flight, or not yet recorded by a slow ledger
-PARALLEL = 256
+MAX_CONCURRENT_CALLS = 256
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
 
 
@@ -50,10 +51,10 @@ class JobWebhooks:
         self._jitter = jitter
         self._on_failure = on_failure
 
-    async def target(self, row: OutboxRow) -> Target:
+    async def target(self, row: OutboxRow) -> RequestTarget:
         view = await self._ledger.load(row.job_id)
         url = view.job.command.callback_urls.get("job", "") if view else ""
-        return Target(self._caller.host(url, row.tenant_id), url)
+        return RequestTarget(self._caller.host(url, row.tenant_id), url)
 
     async def run(self, one: Waiting, admitted: Slot | Closed) -> bool:
         """Send one webhook and record the outcome."""
@@ -81,7 +82,7 @@ class JobWebhooks:
 
     async def _send(self, row: OutboxRow, url: str) -> WebhookAttempted:
         """Send the webhook and return what to record. Raises CallRefused or CallFailed."""
-        view, run_no = await self._view(row.job_id), int(row.lease_id)
+        view, run_no = await self._view(row.job_id), reported_run_no(row)
         call = Outgoing(
             method="POST",
             url=url,

@@ -12,7 +12,7 @@ from typing import Protocol
 import structlog
 
 from lucius.core.model.records import Instant, Millis, OutboxRow
-from lucius.engine.outbound.host_queue import HostQueue, Target, Waiting
+from lucius.engine.outbound.host_queue import HostQueue, RequestTarget, Waiting
 from lucius.engine.outbound.tenant_slots import TenantSlots
 from lucius.ports.clock import Clock
 from lucius.ports.http import Caller, Closed, Slot
@@ -41,7 +41,7 @@ class OutboundWork(Protocol):
     runs_while_paused: bool
     """Whether `run` is called for a host that asked for a pause, to record it; otherwise the row waits here."""
 
-    async def target(self, row: OutboxRow) -> Target | None:
+    async def target(self, row: OutboxRow) -> RequestTarget | None:
         """Return where the row's request goes; None if it is no longer to be made."""
 
     async def run(self, one: Waiting, admitted: Slot | Closed) -> bool:
@@ -132,9 +132,9 @@ class OutboundRunner:
             return False
         return self._queue.is_low or (self._slots.has_free() and self._queue.may_pass(self._clock.now()))
 
-    def _enqueue(self, row: OutboxRow, taken_at: Instant, target: Target | BaseException | None) -> None:
+    def _enqueue(self, row: OutboxRow, taken_at: Instant, target: RequestTarget | BaseException | None) -> None:
         """Queue the row, or set it aside if it can't be read; that error is raised after the others are started."""
-        if isinstance(target, Target):
+        if isinstance(target, RequestTarget):
             self._queue.put(Waiting(target, row, taken_at))
             return
         self._set_aside(row)

@@ -24,7 +24,7 @@ ANSWER_TIMEOUT_SECONDS = 10.0
 CA_FILE, CERT_FILE, KEY_FILE = (f"LUCIUS_TEMPORAL_{name}_FILE" for name in ("CA", "CERT", "KEY"))
 
 
-class Address(Struct, frozen=True, kw_only=True):
+class TemporalAddress(Struct, frozen=True, kw_only=True):
     """Address of Temporal and the credentials for it. With `keys`, all payloads are encrypted."""
 
     target: str
@@ -40,7 +40,7 @@ class Address(Struct, frozen=True, kw_only=True):
     """By name. The first encrypts, all decrypt."""
 
 
-async def connect(address: Address, runtime: Runtime | None = None) -> Client:
+async def connect(address: TemporalAddress, runtime: Runtime | None = None) -> Client:
     """Connect and return the client.
 
     Raises RuntimeError or OSError if Temporal can't be reached, SettingsError for files that can't be used.
@@ -71,7 +71,7 @@ def data_converter(keys: Mapping[str, bytes]) -> DataConverter:
     )
 
 
-def tls_of(address: Address) -> TLSConfig | bool:
+def tls_of(address: TemporalAddress) -> TLSConfig | bool:
     """Make the TLS settings. An API key implies TLS, so that it is never sent in the clear. Raises SettingsError."""
     if not (address.ca_file or address.cert_file or address.key_file or address.server_name):
         return address.tls or bool(address.api_key)

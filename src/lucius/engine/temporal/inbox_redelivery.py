@@ -21,8 +21,8 @@ INTERVAL_SECONDS = 2.0
 GRACE_MS: Millis = 5_000
 """Workflows mostly read a message within this time."""
 CLAIM_TTL_MS: Millis = 30_000  # longer than it takes to publish
-PAGE_SIZE = 200
-MAX_PAGES = MAX_REMEMBERED_NAMES // PAGE_SIZE  # with more, entries would be forgotten before they are used again
+PAGE_MESSAGES = 200
+MAX_PAGES = MAX_REMEMBERED_NAMES // PAGE_MESSAGES  # with more, entries would be forgotten before they are used again
 
 
 class InboxRedelivery:
@@ -57,14 +57,14 @@ class InboxRedelivery:
         now, found = self._clock.now(), 0
         last: InboxMessage | None = None
         for _ in range(MAX_PAGES):
-            messages = await self._inbox.list_pending(now - GRACE_MS, PAGE_SIZE, last)
+            messages = await self._inbox.list_pending(now - GRACE_MS, PAGE_MESSAGES, last)
             due = [message for message in messages if self._is_redelivery_due(message, now)]
             for group in batch_by_job(due):
                 await self._try_to_deliver(group)
                 for message in group:
                     self._repeats.is_due(message.message_id, now)
             found += len(due)
-            if len(messages) < PAGE_SIZE:
+            if len(messages) < PAGE_MESSAGES:
                 break
             last = messages[-1]
         return found

@@ -36,7 +36,7 @@ class NoNamespace(RuntimeError):
     """Raised if Temporal answers but does not know the namespace. The message may be public."""
 
 
-class Slots(Struct, frozen=True, kw_only=True):
+class WorkerSlots(Struct, frozen=True, kw_only=True):
     """Limits for the concurrent work of one process, and its time to shut down."""
 
     workflows: int = 100
@@ -53,12 +53,12 @@ class TemporalWorker:
         task_queue: str,
         activities: Activities,
         tools: Tools,
-        slots: Slots | None = None,
+        slots: WorkerSlots | None = None,
     ) -> None:
         self._connect = connect
         self._task_queue = task_queue
         self._activities = activities
-        self._slots = slots or Slots()
+        self._slots = slots or WorkerSlots()
         self._trouble = "not connected yet"
         self._polls = False
         self._stopping = asyncio.Event()

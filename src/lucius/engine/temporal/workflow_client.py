@@ -1,7 +1,6 @@
 """Client of job workflows: starts them, sends them signals and updates, and lists them."""
 
 import asyncio
-import random
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from temporalio.common import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
+from lucius.backoff import Backoff
 from lucius.core.model.records import Instant, Job
 from lucius.engine.temporal.messages import ACT_UPDATE, WORKFLOW_TYPE, ActResult, JobMessage, LoadedJob, WorkflowArgs
 from lucius.engine.temporal.search import LANE, NO_ANSWER, PROTOCOL, STATE, TENANT, make_searchable, state_of
@@ -40,6 +40,7 @@ REQUEST_TIMEOUT = timedelta(seconds=5)
 PROBE_TIMEOUT = timedelta(seconds=1)
 UPDATE_TIMEOUT = timedelta(seconds=30)
 MAX_UPDATE_TRIES = 5
+MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.03, 1.0
 TASK_TIMEOUT = timedelta(seconds=5)  # after which another worker gets the tasks of one that died
 
 REFUSAL_STATUSES = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.OUT_OF_RANGE, RPCStatusCode.ALREADY_EXISTS)
@@ -134,13 +135,13 @@ class WorkflowClient:
         A signal that arrives as a workflow ends makes Temporal fail the task with the update, although the ledger may
         have it by then: repeated under the same id, it is applied once. Raises EngineDown.
         """
-        act_id = uuid.uuid4().hex
-        for tries in range(MAX_UPDATE_TRIES):
+        act_id, backoff = uuid.uuid4().hex, Backoff(MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
+        for _ in range(MAX_UPDATE_TRIES):
             try:
                 return await self._ask(job, asked, act_id)
             except (_TaskLost, NoWorkflow) as lost:
                 log.info("update is sent again: its task was lost", job_id=job.job_id, reason=str(lost))
-                await asyncio.sleep(random.uniform(0.5, 1) * 0.05 * 2**tries)
+                await asyncio.sleep(backoff.pause())
         raise EngineDown(f"Temporal: update lost {MAX_UPDATE_TRIES} times")
 
     async def _ask(self, job: Job, asked: JobMessage, act_id: str) -> ActResult:

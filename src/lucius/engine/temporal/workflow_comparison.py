@@ -13,7 +13,7 @@ from lucius.ports.ledger import Ledger
 log = structlog.get_logger(__name__)
 
 INTERVAL_SECONDS = 60.0
-MAX_COMPARED = 5_000
+MAX_COMPARED_JOBS = 5_000
 """Workflows per `compare_all`, each compared by a read of its own; the next call continues after them."""
 MAX_LOGGED_IDS = 20
 
@@ -42,8 +42,8 @@ class WorkflowComparison:
     async def compare_all(self) -> int:
         """Make running workflows without a live job in the ledger compare with it; return how many there were.
 
-        Live jobs without a workflow are found by their deadlines, or by the lack of one. With more than `MAX_COMPARED`
-        workflows, several calls are needed for all of them. Raises EngineDown.
+        Live jobs without a workflow are found by their deadlines, or by the lack of one. With more than
+        `MAX_COMPARED_JOBS` workflows, several calls are needed for all of them. Raises EngineDown.
         """
         compared: list[str] = []
         async for job_id in self._next_running():
@@ -64,7 +64,7 @@ class WorkflowComparison:
     async def _next_running(self) -> AsyncIterator[str]:
         """Yield running jobs, continuing after the last call; from the first if that reached the end or failed."""
         running, self._running = self._running or self._workflows.running(), None
-        for _ in range(MAX_COMPARED):
+        for _ in range(MAX_COMPARED_JOBS):
             job_id = await anext(running, None)
             if job_id is None:
                 return

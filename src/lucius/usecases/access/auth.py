@@ -7,12 +7,12 @@ from contextlib import contextmanager
 import structlog
 from msgspec import Struct
 
-from lucius.ports.config import ANY, MIN_API_KEY_CHARS, ApiKey, Config, Scope
+from lucius.ports.config import ANY, MIN_API_KEY_CHARS, ApiKey, Config, KeyScope
 from lucius.usecases.errors import RejectCode, Rejected
 
 log = structlog.get_logger(__name__)
 
-ALL_SCOPES: tuple[Scope, ...] = ("submit", "read", "operate", "approve", "admin", "serve")
+ALL_SCOPES: tuple[KeyScope, ...] = ("submit", "read", "operate", "approve", "admin", "serve")
 
 
 class Principal(Struct, frozen=True):

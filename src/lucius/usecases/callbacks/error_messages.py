@@ -4,8 +4,8 @@ import re
 from base64 import urlsafe_b64decode
 from collections.abc import Callable
 
-MAX_MESSAGE_LENGTH = 1_000
-_MAX_SCANNED_LENGTH = 4_000
+MAX_MESSAGE_CHARS = 1_000
+_MAX_SCANNED_CHARS = 4_000
 MASK = "[…]"
 
 _SECRET = r"passwords?|passwd|passphrase|pwd|secret|api[_-]?key|access[_-]?key"
@@ -71,5 +71,5 @@ def redacted(message: str) -> str:
     Masked are bearer tokens, values with names of secrets, and users and queries of URLs. Other secrets can't be
     recognised: services should not send any.
     """
-    text = _masked(_BASE64.sub(_mask_encoded, message[:_MAX_SCANNED_LENGTH]))
-    return text if len(text) <= MAX_MESSAGE_LENGTH else text[: MAX_MESSAGE_LENGTH - 1] + "…"
+    text = _masked(_BASE64.sub(_mask_encoded, message[:_MAX_SCANNED_CHARS]))
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"

@@ -19,7 +19,7 @@ from lucius.usecases.queries.jobs import Queries
 
 END_OF_TIME: Instant = 2**62
 MAX_ROWS = 100_000
-RETRY_BATCH = 200
+RETRY_BATCH_JOBS = 200
 
 
 class Operations:
@@ -75,9 +75,9 @@ class Operations:
         waiting = sorted({row.job_id for row in rows if row.next_attempt_at is not None})
         asked = RetryHandOver(who.name, reason)
         retried = 0
-        for i in range(0, len(waiting), RETRY_BATCH):
+        for i in range(0, len(waiting), RETRY_BATCH_JOBS):
             retried += sum(
-                await asyncio.gather(*(self._retry(job_id, asked) for job_id in waiting[i : i + RETRY_BATCH]))
+                await asyncio.gather(*(self._retry(job_id, asked) for job_id in waiting[i : i + RETRY_BATCH_JOBS]))
             )
         self._notifier.relay.set()
         return OutboxRetried(retried=retried, pending=len(rows), message=self._engine.outbox_retry_notice)

@@ -45,7 +45,7 @@ class JobEnded(Struct, frozen=True):
     last_seq: int
 
 
-class Wait(Struct, frozen=True):
+class WaitOptions(Struct, frozen=True):
     """How long to wait for a job's end.
 
     `hold` returns the block in which to wait for a job of a tenant; it may raise Rejected. `gone` makes a future that
@@ -57,7 +57,7 @@ class Wait(Struct, frozen=True):
     gone: Callable[[], asyncio.Future[Any]] | None = None
 
 
-AT_ONCE = Wait()
+AT_ONCE = WaitOptions()
 
 
 class Queries:
@@ -87,13 +87,13 @@ class Queries:
         self._services = services
         self._is_push_bus = is_push_bus
 
-    async def job(self, job_id: str, who: Principal, wait: Wait = AT_ONCE) -> JobAnswer:
+    async def job(self, job_id: str, who: Principal, wait: WaitOptions = AT_ONCE) -> JobAnswer:
         """Return the job once it has ended or the time to wait is over."""
         end = await self._await_end(job_id, who, wait) if wait.seconds > 0 else None
         view = end or await self._view(job_id, who)
         return job_view(view, await self._explainer([view.job], who), self._workflows_url)
 
-    async def _await_end(self, job_id: str, who: Principal, wait: Wait) -> JobSnapshot | None:
+    async def _await_end(self, job_id: str, who: Principal, wait: WaitOptions) -> JobSnapshot | None:
         """Wait for the job's end; return the ended job if it ended in this process, else None.
 
         The commit that ends the job sets the event; the job is polled as well, as that may be another process's.
@@ -119,7 +119,7 @@ class Queries:
                 live = (await self.require(job_id, who)).live
         return None
 
-    async def _begin_wait(self, wait: Wait, job: Job, who: Principal, waiting: ExitStack) -> bool:
+    async def _begin_wait(self, wait: WaitOptions, job: Job, who: Principal, waiting: ExitStack) -> bool:
         """Enter the block to wait in; return False if the job has ended. Raises Rejected."""
         try:
             waiting.enter_context(wait.hold(job.tenant_id))

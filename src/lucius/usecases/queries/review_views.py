@@ -8,7 +8,7 @@ from lucius.usecases.operations.rerun_preview import Effect
 from lucius.usecases.queries.views import error_view
 from lucius.usecases.timestamps import timestamp
 
-MAX_SHOWN = 100
+MAX_SHOWN_STEPS = 100
 
 
 def item_view(item: ReviewItem) -> ReviewItemView:
@@ -39,10 +39,10 @@ def item_fields(item: ReviewItem) -> dict[str, Any]:
 
 def effect_fields(effect: Effect) -> dict[str, Any]:
     return {
-        "re_executes": list(effect.again[:MAX_SHOWN]),
-        "runs": list(effect.first[:MAX_SHOWN]),
-        "keeps": list(effect.kept[:MAX_SHOWN]),
-        "undoes": list(effect.undone[:MAX_SHOWN]),
+        "re_executes": list(effect.again[:MAX_SHOWN_STEPS]),
+        "runs": list(effect.first[:MAX_SHOWN_STEPS]),
+        "keeps": list(effect.kept[:MAX_SHOWN_STEPS]),
+        "undoes": list(effect.undone[:MAX_SHOWN_STEPS]),
         "re_executes_total": len(effect.again),
         "keeps_total": len(effect.kept),
         "runs_total": len(effect.first),

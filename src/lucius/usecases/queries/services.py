@@ -34,7 +34,7 @@ from lucius.usecases.timestamps import timestamp, timestamp_or_none
 log = structlog.get_logger(__name__)
 
 FLUSH_SECONDS = 10.0
-MAX_UNWRITTEN = 1_000
+MAX_UNWRITTEN_SIGHTINGS = 1_000
 MAX_LABEL_CHARS = 128
 NO_SERVICE = ""
 """The service of a parallel or map step, which is PROCESSING while its inner steps run."""
@@ -98,7 +98,7 @@ class ServiceRegistry:
         known = self._unwritten.get(key)
         if known is not None:
             self._unwritten[key] = merged(known, seen)
-        elif len(self._unwritten) < MAX_UNWRITTEN + MAX_SERVICES:
+        elif len(self._unwritten) < MAX_UNWRITTEN_SIGHTINGS + MAX_SERVICES:
             self._unwritten[key] = seen
             self._instances[seen.service] += 1
         if seen.service not in self._met and len(self._met) < MAX_SERVICES:
@@ -109,7 +109,7 @@ class ServiceRegistry:
         """Return True if an instance is noted by name: many instances of one service must not hide other services."""
         if (seen.service, seen.instance) in self._unwritten:
             return True
-        return self._instances[seen.service] < MAX_INSTANCES and len(self._unwritten) < MAX_UNWRITTEN
+        return self._instances[seen.service] < MAX_INSTANCES and len(self._unwritten) < MAX_UNWRITTEN_SIGHTINGS
 
     async def run_once(self) -> None:
         """Write what was noted, every few seconds; a service that was not seen here before is written at once."""

@@ -17,7 +17,7 @@ from lucius.core.model.records import (
     Event,
     Instant,
     Job,
-    Pause,
+    JobPause,
     ProgressCounts,
     Quarantined,
     Routing,
@@ -199,7 +199,7 @@ def _run(run: Run) -> contract.RunView:
     )
 
 
-def _pause(pause: Pause | None) -> contract.PauseView | None:
+def _pause(pause: JobPause | None) -> contract.PauseView | None:
     return contract.PauseView(by=pause.by, at=timestamp(pause.at), reason=pause.reason) if pause else None
 
 

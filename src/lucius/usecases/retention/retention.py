@@ -39,7 +39,7 @@ from lucius.ports.errors import ArchiveError
 PENDING, PROTOCOLS = "pending/", "protocols/"
 JSON_LINES, GZIP = ".jsonl", ".gz"
 MAX_BYTES = 16 * 1024 * 1024
-MAX_NAMED = 20
+MAX_NAMED_JOBS = 20
 
 _encode = msgspec.json.Encoder().encode
 _read = msgspec.json.Decoder(ArchivedJob).decode
@@ -80,7 +80,7 @@ class Summary(Struct, kw_only=True):
     unreadable: int = 0
     """Jobs with an unreadable row: they stay as well."""
     unreadable_jobs: list[str] = field(default_factory=list)
-    """Ids of the first MAX_NAMED of them."""
+    """Ids of the first MAX_NAMED_JOBS of them."""
 
 
 class _Line(Struct, frozen=True):
@@ -153,7 +153,7 @@ class Retention:
 
     def _unreadable(self, job_id: str) -> None:
         self._summary.unreadable += 1
-        if len(self._summary.unreadable_jobs) < MAX_NAMED:
+        if len(self._summary.unreadable_jobs) < MAX_NAMED_JOBS:
             self._summary.unreadable_jobs.append(job_id)
 
     def _count(self, lines: list[_Line]) -> None:

@@ -11,7 +11,7 @@ from lucius.ports.errors import LimitReached
 from lucius.ports.ledger import JobReader
 
 REPAIR_INTERVAL_SECONDS = 0.5
-MAX_WATCHED = 1_000
+MAX_WATCHED_COUNTERS = 1_000
 IN_FLIGHT = "jobs"
 
 
@@ -71,7 +71,7 @@ class Admission:
             await self.cache.close()
 
     def _watch(self, cap: Cap) -> None:
-        if cap.counter in self._watched or len(self._watched) < MAX_WATCHED:
+        if cap.counter in self._watched or len(self._watched) < MAX_WATCHED_COUNTERS:
             self._watched[cap.counter] = (cap, self._steady() + MARK_SECONDS)
 
 

@@ -10,7 +10,7 @@ LANES = range(16)
 _TOPICS = {"shared": ("global-bus-p{}",), "isolated": ("global-default-p{}", "global-burst-p{}")}
 
 
-class Address(Struct, frozen=True):
+class RedisAddress(Struct, frozen=True):
     url: str
     """For the client library: without the options that only this bus knows."""
     prefix: str = "lucius:"
@@ -31,7 +31,7 @@ class Address(Struct, frozen=True):
         return f"{self.prefix}dead"
 
 
-def parse(url: str) -> Address:
+def parse(url: str) -> RedisAddress:
     """Parse a bus URL. Raises ValueError, with no secret in the message."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
@@ -40,7 +40,7 @@ def parse(url: str) -> Address:
     prefix = query.pop("prefix", "lucius:")
     idle = _number("idle", query.pop("idle", "60"), 0.05, 86_400)
     deliveries = _number("deliveries", query.pop("deliveries", "5"), 1, 1_000)
-    return Address(urlunsplit(parts._replace(query=urlencode(query))), prefix, idle, int(deliveries))
+    return RedisAddress(urlunsplit(parts._replace(query=urlencode(query))), prefix, idle, int(deliveries))
 
 
 def _number(name: str, text: str, minimum: float, maximum: float) -> float:

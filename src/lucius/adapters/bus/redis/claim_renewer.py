@@ -14,11 +14,14 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from lucius.adapters.bus.redis.connection import Argument, Script
+from lucius.adapters.bus.redis.connection import Argument, LuaScript
+from lucius.backoff import doubled
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-Ask = Callable[[Script, Sequence[str], Sequence[Argument]], Any]
+FIRST_BACKOFF_SECONDS = 0.2
+
+Ask = Callable[[LuaScript, Sequence[str], Sequence[Argument]], Any]
 
 
 class ClaimRenewer:
@@ -70,13 +73,16 @@ class ClaimRenewer:
                 self.renew()
                 failures = 0
             except (RedisError, OSError) as error:
-                failures = min(failures + 1, 20)
+                failures += 1
                 log.warning("can't renew claims on messages", reason=f"{type(error).__name__}: {error}")
         self._client.close()
 
     def _pause(self, failures: int) -> float:
-        ceiling = self._idle_seconds / 3 if not failures else min(self._idle_seconds / 12, 0.1 * 2.0**failures)
+        if failures:
+            ceiling = doubled(failures, FIRST_BACKOFF_SECONDS, self._idle_seconds / 12)
+        else:
+            ceiling = self._idle_seconds / 3
         return ceiling * (0.75 + 0.25 * self._chance())
 
-    def _ask(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
+    def _ask(self, script: LuaScript, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
         return self._client.register_script(script.text)(keys=keys, args=arguments)

@@ -21,7 +21,7 @@ Argument = bytes | str | int | float
 Command = Sequence[Argument]
 
 
-class Script:
+class LuaScript:
     def __init__(self, text: str) -> None:
         self.text = text
         self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
@@ -65,7 +65,7 @@ class RedisConnection:
                 await self._drop()  # no longer the primary: reconnecting finds the new one
             return answers
 
-    async def run(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Any:
+    async def run(self, script: LuaScript, keys: Sequence[str], *arguments: Argument) -> Any:
         """Run a script and return its answer. Raises BusDown for any failure: a script may be run again."""
         try:
             (answer,) = await self.ask([("EVALSHA", script.sha, len(keys), *keys, *arguments)])

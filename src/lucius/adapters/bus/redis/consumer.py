@@ -9,12 +9,12 @@ import structlog
 
 from lucius.adapters.bus.redis.address import parse
 from lucius.adapters.bus.redis.connection import CALL_SECONDS
-from lucius.adapters.bus.redis.consumer_group import ConsumerGroup, Message, Place
+from lucius.adapters.bus.redis.consumer_group import ConsumerGroup, EntryPosition, Message
 from lucius.contract import Directive
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-Ending = Callable[[Iterable[Place]], Awaitable[list[bool]]]
+Ending = Callable[[Iterable[EntryPosition]], Awaitable[list[bool]]]
 
 _decode = msgspec.json.Decoder(Directive).decode
 
@@ -51,7 +51,7 @@ class RedisConsumer:
             dead=address.dead,
             call_seconds=call_seconds,
         )
-        self._places: dict[_Key, list[Place]] = {}
+        self._places: dict[_Key, list[EntryPosition]] = {}
 
     async def pull(self, max_directives: int, wait_seconds: float) -> list[Directive]:
         messages = await self.group.take(max_directives, max(wait_seconds, 0.0))

@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from lucius.adapters.bus.redis import scripts
 from lucius.adapters.bus.redis.claim_renewer import Ask, ClaimRenewer
-from lucius.adapters.bus.redis.connection import CALL_SECONDS, RedisConnection, Script
+from lucius.adapters.bus.redis.connection import CALL_SECONDS, LuaScript, RedisConnection
 from lucius.ports.errors import BusDown, OutcomeUnknown
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -23,16 +23,16 @@ GONE_SECONDS = 3600.0
 TIDY_SECONDS = 600.0
 MAX_BLOCK_SECONDS = 60.0
 NEVER = 2**53
-MAX_LOST = 10_000
+MAX_LOST_ENTRIES = 10_000
 
 
-class Place(NamedTuple):
+class EntryPosition(NamedTuple):
     stream: str
     entry: str
 
 
 class Message(NamedTuple):
-    place: Place
+    place: EntryPosition
     fields: dict[str, bytes]
 
 
@@ -62,7 +62,7 @@ class ConsumerGroup:
         self._call_seconds = call_seconds
         self._reading = RedisConnection(url, call_seconds)
         self._commands = RedisConnection(url, call_seconds)
-        self._at_work: set[Place] = set()
+        self._at_work: set[EntryPosition] = set()
         self._first = 0
         self._lost_some = False
         self._claim_at: float | None = None
@@ -112,14 +112,14 @@ class ConsumerGroup:
         self._at_work.update(message.place for message in found)
         return found
 
-    async def settle(self, places: Iterable[Place]) -> list[bool]:
+    async def settle(self, places: Iterable[EntryPosition]) -> list[bool]:
         """Settle messages; return which of them were ours until now. Raises BusDown."""
         wanted = list(places)
         answers = await self._run_for(scripts.SETTLE, wanted)
         self._at_work.difference_update(wanted)
         return answers
 
-    async def give_back(self, places: Iterable[Place]) -> list[bool]:
+    async def give_back(self, places: Iterable[EntryPosition]) -> list[bool]:
         """Requeue messages for other consumers, also those lost in answers that never arrived.
 
         Returns which of `places` were ours. Raises BusDown.
@@ -130,16 +130,16 @@ class ConsumerGroup:
         await self._give_back_lost()
         return answers
 
-    def let_go(self, places: Iterable[Place]) -> None:
+    def let_go(self, places: Iterable[EntryPosition]) -> None:
         """Treat the messages as not taken: the next `take` finds them."""
         self._at_work.difference_update(places)
         self._lost_some = True
 
-    def stop_renewing(self, places: Iterable[Place]) -> None:
+    def stop_renewing(self, places: Iterable[EntryPosition]) -> None:
         """Stop renewing the claims on the messages, so that other consumers claim them after the idle time."""
         self._at_work.difference_update(places)
 
-    async def dead_letter(self, place: Place, reason: str) -> None:
+    async def dead_letter(self, place: EntryPosition, reason: str) -> None:
         """Move a message to the dead letters; if Redis can't be reached, it is delivered again."""
         keys = [place.stream, self._dead]
         try:
@@ -171,7 +171,7 @@ class ConsumerGroup:
     async def _give_back_lost(self) -> None:
         if self._lost_some:
             at_work = self._named(self._at_work)
-            arguments = (self._group, self._me, MAX_LOST, *at_work)
+            arguments = (self._group, self._me, MAX_LOST_ENTRIES, *at_work)
             lost = self._new_messages(await self._commands.run(scripts.FIND_LOST, self._streams, *arguments))
             await self._run_for(scripts.GIVE_BACK, [message.place for message in lost])
 
@@ -214,7 +214,7 @@ class ConsumerGroup:
         """Return the messages that are not at work here: after a long silence we may claim our own."""
         found: list[Message] = []
         for stream, entry, fields in raw:
-            place = Place(stream.decode(), entry.decode())
+            place = EntryPosition(stream.decode(), entry.decode())
             if place not in self._at_work:
                 names = (name.decode(errors="replace") for name in fields[::2])
                 found.append(Message(place, dict(zip(names, fields[1::2], strict=True))))
@@ -267,18 +267,18 @@ class ConsumerGroup:
             gone = round(max(GONE_SECONDS, 10 * self._idle_seconds) * 1000)
             ask(scripts.FORGET_GONE, self._streams, (self._group, "", gone))
 
-    async def _run(self, script: Script, keys: Sequence[str], *arguments: str | int) -> list[Any]:
+    async def _run(self, script: LuaScript, keys: Sequence[str], *arguments: str | int) -> list[Any]:
         answer: list[Any] = await self._reading.run(script, keys, self._group, self._me, *arguments)
         return answer
 
-    async def _run_for(self, script: Script, places: Sequence[Place]) -> list[bool]:
+    async def _run_for(self, script: LuaScript, places: Sequence[EntryPosition]) -> list[bool]:
         if not places:
             return []
         named = self._named(places)
         answers = await self._commands.run(script, self._streams, self._group, self._me, *named)
         return [bool(answer) for answer in answers or ()]
 
-    def _named(self, places: Iterable[Place]) -> list[str | int]:
+    def _named(self, places: Iterable[EntryPosition]) -> list[str | int]:
         return [part for place in places for part in (self._streams.index(place.stream) + 1, place.entry)]
 
 

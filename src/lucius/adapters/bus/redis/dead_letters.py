@@ -6,7 +6,7 @@ import structlog
 
 from lucius.adapters.bus.redis.address import parse
 from lucius.adapters.bus.redis.connection import CALL_SECONDS
-from lucius.adapters.bus.redis.consumer_group import ConsumerGroup, Message, Place
+from lucius.adapters.bus.redis.consumer_group import ConsumerGroup, EntryPosition, Message
 from lucius.ports.bus import DeadLetter
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -33,10 +33,10 @@ class RedisDeadLetters:
         return [_to_dead_letter(message) for message in await self.group.take(limit, wait_seconds)]
 
     async def settle(self, letters: Sequence[DeadLetter]) -> None:
-        await self.group.settle([Place(self._stream, letter.entry_id) for letter in letters])
+        await self.group.settle([EntryPosition(self._stream, letter.entry_id) for letter in letters])
 
     def let_go(self, letters: Sequence[DeadLetter]) -> None:
-        self.group.stop_renewing(Place(self._stream, letter.entry_id) for letter in letters)
+        self.group.stop_renewing(EntryPosition(self._stream, letter.entry_id) for letter in letters)
 
     async def close(self) -> None:
         await self.group.close()

@@ -4,7 +4,7 @@ Arguments begin with the group and the consumer; single messages are named by th
 their id.
 """
 
-from lucius.adapters.bus.redis.connection import Script
+from lucius.adapters.bus.redis.connection import LuaScript
 
 _READ = """
     local function read(key, group, consumer, count)
@@ -44,7 +44,7 @@ _DEAD_LETTER = """
     end
 """
 
-TAKE = Script(
+TAKE = LuaScript(
     _READ
     + """
     local found, left = {}, tonumber(ARGV[3])
@@ -62,7 +62,7 @@ TAKE = Script(
 )
 """Reads new messages, at most ARGV[3] over all streams. Creates missing groups, as after a wipe."""
 
-CLAIM = Script(
+CLAIM = LuaScript(
     _OURS
     + _DEAD_LETTER
     + """
@@ -93,7 +93,7 @@ CLAIM = Script(
 Those that were delivered ARGV[5] times are moved to the dead letters, the last of KEYS, instead.
 """
 
-FIND_LOST = Script(
+FIND_LOST = LuaScript(
     """
     local at_work, found, left = {}, {}, tonumber(ARGV[3])
     for i = 4, #ARGV, 2 do at_work[ARGV[i] .. ' ' .. ARGV[i + 1]] = true end
@@ -114,7 +114,7 @@ FIND_LOST = Script(
 )
 """Finds messages delivered in answers that never arrived: pending for this consumer, and unknown to it."""
 
-RENEW = Script(
+RENEW = LuaScript(
     _OURS
     + """
     local ours = {}
@@ -129,7 +129,7 @@ RENEW = Script(
 )
 """Touches messages at work; returns which are still ours. Never takes back what another has claimed."""
 
-SETTLE = Script(
+SETTLE = LuaScript(
     _OURS
     + """
     local ours = {}
@@ -144,7 +144,7 @@ SETTLE = Script(
 )
 """Acknowledges and deletes messages that are ours; returns which were. The group is the stream's only one."""
 
-GIVE_BACK = Script(
+GIVE_BACK = LuaScript(
     _OURS
     + """
     local given = {}
@@ -162,7 +162,7 @@ GIVE_BACK = Script(
 )
 """Requeues messages that were not begun, as new ones for any consumer; returns which were ours."""
 
-DEAD_LETTER = Script(
+DEAD_LETTER = LuaScript(
     _OURS
     + _DEAD_LETTER
     + """
@@ -172,7 +172,7 @@ DEAD_LETTER = Script(
 )
 """Moves one message, if it is ours, to the dead letters, with a reason."""
 
-TRIM = Script(
+TRIM = LuaScript(
     """
     local key, group, keep, before, most = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
     local last, held = '0-0', 0
@@ -202,7 +202,7 @@ Deletes the oldest whose ACK deadline is before ARGV[3] (the ledger's time, as d
 past as many as a quarter of ARGV[2] that are not late.
 """
 
-FORGET_GONE = Script(
+FORGET_GONE = LuaScript(
     """
     for _, key in ipairs(KEYS) do
         local consumers = redis.pcall('XINFO', 'CONSUMERS', key, ARGV[1])

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from lucius.adapters.expressions.cel.patterns import MAX_POSITIONS_WORK, positions_work
-from lucius.adapters.expressions.cel.tree import Call, Const, Ident, Literal, Loop, Node, Path, Select, path_of
+from lucius.adapters.expressions.cel.tree import Const, FunctionCall, Ident, Literal, Loop, Node, Path, Select, path_of
 from lucius.core.model.tools import ToolError
 
 MAX_WORK = 16_000_000
@@ -82,7 +82,7 @@ def grows(node: Node) -> bool:
             return False
         case Select(operand=operand):
             return grows(operand)
-        case Call(function=function, args=args):
+        case FunctionCall(function=function, args=args):
             return function in _GROWING or any(map(grows, args))
         case Literal(parts=parts):
             return any(map(grows, parts))
@@ -108,7 +108,7 @@ class Estimate:
                 return Bound(1 + len(value), 0) if value else Bound(1, 0)
             case Ident() | Select():
                 return self._member(node, scope)
-            case Call():
+            case FunctionCall():
                 return self._call(node, scope)
             case Literal(parts=parts, items=items):
                 bounds = [self.of(part, scope) for part in parts]
@@ -123,7 +123,7 @@ class Estimate:
             return self.of(node.operand, scope) if isinstance(node, Select) else SCALAR
         return scope[path[0]] if path[0] in scope else self._measured.get(path, SCALAR)
 
-    def _call(self, node: Call, scope: Mapping[str, Bound]) -> Bound:
+    def _call(self, node: FunctionCall, scope: Mapping[str, Bound]) -> Bound:
         args = [self.of(arg, scope) for arg in node.args]
         match node.function, args:
             case "_+_", [a, b]:
@@ -226,7 +226,7 @@ def nesting(node: Node) -> int:
             return 0
         case Select(operand=operand):
             return nesting(operand)
-        case Call(args=parts) | Literal(parts=parts):
+        case FunctionCall(args=parts) | Literal(parts=parts):
             return max(map(nesting, parts), default=0)
         case Loop():
             inside = max(nesting(part) for part in (node.condition, node.step, node.result))

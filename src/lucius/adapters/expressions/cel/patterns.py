@@ -11,7 +11,7 @@ MAX_POSITIONS_WORK = 600_000.0
 """More than the largest accepted pattern was measured to need, in units of 10 ns."""
 
 _MAX_AUTOMATON = 10  # positions, whose sets are few enough for an automaton
-_MAX_LENGTH = 4096
+_MAX_PATTERN_CHARS = 4096
 _UNIT = 2  # following one position is about 20 ns
 _UNICODE_CLASS = 200  # byte ranges of a class such as \p{L}
 _OTHER_CLASS = 4  # a class with characters of several bytes, at most four
@@ -32,7 +32,7 @@ _TOKEN = re.compile(
 @lru_cache(1024)
 def positions_work(pattern: str) -> float:
     """Return the work for one character of a text, where 1 is copying it."""
-    if len(pattern) > _MAX_LENGTH or r"\Q" in pattern:
+    if len(pattern) > _MAX_PATTERN_CHARS or r"\Q" in pattern:
         return MAX_POSITIONS_WORK
     size = _Size()
     for token in _TOKEN.finditer(pattern):

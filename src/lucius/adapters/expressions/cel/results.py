@@ -10,7 +10,7 @@ import cel_expr_python.cel as cel
 
 from lucius.core.model.tools import ToolError
 
-MAX_RESULT = 2_000_000
+MAX_RESULT_COST = 2_000_000
 _PART = 16  # cost of each value; a text costs its length besides
 
 # Start of the library's message → ours. The library may quote a value, so its text is never passed on.
@@ -72,7 +72,7 @@ class _Plain:
     """Turns values into JSON up to a limit: a small expression can repeat a large value."""
 
     def __init__(self) -> None:
-        self._left = MAX_RESULT
+        self._left = MAX_RESULT_COST
 
     def of(self, value: cel.Value) -> Any:
         found = _python(value)

@@ -40,7 +40,7 @@ class Select(Struct, frozen=True):
     strict: bool
 
 
-class Call(Struct, frozen=True):
+class FunctionCall(Struct, frozen=True):
     """A function or an operator. The value that a method is called on is its first argument."""
 
     function: str
@@ -66,7 +66,7 @@ class Loop(Struct, frozen=True):
     result: "Node"
 
 
-Node = Const | Ident | Select | Call | Literal | Loop
+Node = Const | Ident | Select | FunctionCall | Literal | Loop
 
 
 def read_tree(serialised: bytes) -> Node:
@@ -86,7 +86,7 @@ def reads(node: Node, bound: frozenset[str] = frozenset()) -> Iterator[Path]:
                 yield from reads(node.operand, bound)
             elif path is not None and path[0] not in bound and path[0] not in TYPES:
                 yield path
-        case Call(args=args):
+        case FunctionCall(args=args):
             for arg in args[1:] if _is_namespace(args, bound) else args:
                 yield from reads(arg, bound)
         case Literal(parts=parts):
@@ -108,8 +108,8 @@ def member_reads(node: Node, bound: Bound = _NOTHING_BOUND) -> Iterator[Path]:
             yield from member_reads(part, inner)
         return
     yield path
-    while isinstance(node, Select | Call):  # an index may read more
-        if isinstance(node, Call):
+    while isinstance(node, Select | FunctionCall):  # an index may read more
+        if isinstance(node, FunctionCall):
             yield from member_reads(node.args[1], bound)
         node = node.operand if isinstance(node, Select) else node.args[0]
 
@@ -131,7 +131,7 @@ def _parts(node: Node, bound: Bound) -> Iterator[tuple[Node, Bound]]:
             return
         case Select(operand=operand):
             yield operand, bound
-        case Call(args=args):
+        case FunctionCall(args=args):
             for arg in args[1:] if _is_namespace(args, bound) else args:
                 yield arg, bound
         case Literal(parts=parts):
@@ -156,7 +156,7 @@ def _member_path(node: Node, bound: Bound) -> Path | None:
         case Select(operand=operand, field=field):
             path = _member_path(operand, bound)
             return None if path is None else (*path, field)
-        case Call(function="_[_]" | "_[?_]", args=(operand, _)):
+        case FunctionCall(function="_[_]" | "_[?_]", args=(operand, _)):
             path = _member_path(operand, bound)
             return None if path is None else (*path, ITEM)
         case _:
@@ -264,7 +264,7 @@ def _call(message: _Message) -> Node:
         case (operand, Const(value=str() as key)) if function in _KEYED:
             return Select(operand, key, _KEYED[function])
         case _:
-            return Call(function, args)
+            return FunctionCall(function, args)
 
 
 def _list(message: _Message) -> Node:

@@ -1,7 +1,6 @@
 """Connection pool and translation of PostgreSQL errors to ledger errors."""
 
 import asyncio
-import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -16,6 +15,7 @@ from asyncpg.pool import PoolConnectionProxy
 from lucius.adapters.ledger.postgres.migrate import migrate, needs_migration
 from lucius.adapters.ledger.postgres.schema import MIGRATIONS, Migration
 from lucius.adapters.ledger.postgres.text_encoding import quote_identifier
+from lucius.backoff import Backoff
 from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerDown, LedgerError, LedgerFull
 
 log = structlog.get_logger(__name__)
@@ -24,6 +24,7 @@ CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 120.0  # opening a connection costs as much as many queries
 COMMAND_SECONDS = 30.0
 READ_RETRY_SECONDS = 5.0
+MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.01, 0.5
 """How long reads are retried while the server restarts, before LedgerDown is raised."""
 
 MAX_SCHEMA_NAME_BYTES = 48  # PostgreSQL truncates longer names, also those derived from this one
@@ -184,16 +185,16 @@ class Database:
 
     async def _fetch_with_retry(self, fetch: Callable[[Connection], Awaitable[Result]]) -> Result:
         loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + READ_RETRY_SECONDS, 0.02
+        deadline, backoff = loop.time() + READ_RETRY_SECONDS, Backoff(MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
         while True:
             try:
                 async with self.connection() as connection:
                     return await fetch(connection)
             except LedgerDown:
+                pause = backoff.pause()
                 if self.outdated_reason or loop.time() + pause > deadline:
                     raise
-            await asyncio.sleep(random.uniform(0.5, 1) * pause)
-            pause = min(pause * 2, 0.5)
+            await asyncio.sleep(pause)
 
 
 def _address(parts: SplitResult, query: dict[str, str]) -> str:

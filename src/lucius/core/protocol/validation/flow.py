@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 
 from lucius.core.protocol.definition import FAIL, SUCCEED, StepSpec
-from lucius.core.protocol.validation.locations import Finding, Layout, Path, Scope, Site
+from lucius.core.protocol.validation.locations import Finding, Path, ProtocolOutline, Site, StepList
 from lucius.core.protocol.validation.shape import can_fail
 from lucius.core.protocol.validation.suggestions import did_you_mean
 
 ENDS = frozenset({SUCCEED, FAIL})
 
 
-def check_flows(layout: Layout) -> Iterator[Finding]:
+def check_flows(layout: ProtocolOutline) -> Iterator[Finding]:
     for scope in layout.scopes:
         known = {site.step_id for site in scope.sites}
         unknown = [
@@ -37,7 +37,7 @@ def _targets(site: Site) -> Iterator[tuple[Path, str]]:
         yield (*site.path, "decision", "otherwise"), spec.decision.otherwise
 
 
-def _unknown(target: str, site: Site, known: set[str], layout: Layout) -> str:
+def _unknown(target: str, site: Site, known: set[str], layout: ProtocolOutline) -> str:
     found = layout.by_id.get(target)
     if found is None:
         return f"there is no step {target}{did_you_mean(target, {*known, *ENDS})}"
@@ -47,7 +47,7 @@ def _unknown(target: str, site: Site, known: set[str], layout: Layout) -> str:
     return f"{target} is {inside}; a step can only lead to steps of its own list, to SUCCEED or to FAIL"
 
 
-def _path_findings(scope: Scope) -> Iterator[Finding]:
+def _path_findings(scope: StepList) -> Iterator[Finding]:
     edges = {site.step_id: _targets_after(scope, number) for number, site in enumerate(scope.sites)}
     first = scope.sites[0]
     reached = _reachable(edges, first.step_id)
@@ -64,7 +64,7 @@ def _path_findings(scope: Scope) -> Iterator[Finding]:
     yield from _fallthrough_findings(scope)
 
 
-def _loop_findings(scope: Scope, edges: dict[str, set[str]]) -> Iterator[Finding]:
+def _loop_findings(scope: StepList, edges: dict[str, set[str]]) -> Iterator[Finding]:
     """Refuse loops over steps with a handler, which undoes only the last visit."""
     for site in scope.sites:
         following = edges[site.step_id] - ENDS
@@ -82,7 +82,7 @@ def _has_handler(spec: StepSpec) -> bool:
     return spec.compensation is not None or any(map(_has_handler, within))
 
 
-def _targets_after(scope: Scope, number: int) -> set[str]:
+def _targets_after(scope: StepList, number: int) -> set[str]:
     """Return every target that can follow a step."""
     site = scope.sites[number]
     spec, targets = site.spec, {target for _, target in _targets(site)}
@@ -102,7 +102,7 @@ def _reachable(edges: dict[str, set[str]], start: str) -> set[str]:
     return reached
 
 
-def _fallthrough_findings(scope: Scope) -> Iterator[Finding]:
+def _fallthrough_findings(scope: StepList) -> Iterator[Finding]:
     """Warn of branches that fall through into the next one."""
     chosen_by: dict[str, dict[str, None]] = {}
     for site in scope.sites:

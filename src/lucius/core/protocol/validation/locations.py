@@ -17,14 +17,14 @@ class Finding(Struct, frozen=True):
     fatal: bool = True
 
 
-class Scope(Struct, eq=False):
+class StepList(Struct, eq=False):
     """A list of steps that forms a flow: of the protocol, of a branch, or of a map."""
 
     path: Path
     around: "Site | None"
     sites: "list[Site]" = field(default_factory=list)
 
-    def outwards(self) -> "Iterator[Scope]":
+    def outwards(self) -> "Iterator[StepList]":
         """Yield this list and those around it, innermost first."""
         yield self
         if self.around is not None:
@@ -34,7 +34,7 @@ class Scope(Struct, eq=False):
 class Site(Struct, eq=False):
     spec: StepSpec
     path: Path
-    scope: Scope
+    scope: StepList
     handler_of: "Site | None" = None
 
     @property
@@ -52,22 +52,22 @@ class Site(Struct, eq=False):
                 yield scope.around
 
 
-class Layout(Struct, eq=False):
+class ProtocolOutline(Struct, eq=False):
     """All scopes and steps, in document order. `by_id` has the first of several steps with one id."""
 
-    scopes: list[Scope] = field(default_factory=list)
+    scopes: list[StepList] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
     by_id: dict[str, Site] = field(default_factory=dict)
 
 
-def lay_out(protocol: ProtocolDefinition) -> Layout:
-    layout = Layout()
+def lay_out(protocol: ProtocolDefinition) -> ProtocolOutline:
+    layout = ProtocolOutline()
     _add_scope(layout, protocol.steps, ("steps",), None)
     return layout
 
 
-def _add_scope(layout: Layout, steps: tuple[StepSpec, ...], path: Path, around: Site | None) -> None:
-    scope = Scope(path, around)
+def _add_scope(layout: ProtocolOutline, steps: tuple[StepSpec, ...], path: Path, around: Site | None) -> None:
+    scope = StepList(path, around)
     layout.scopes.append(scope)
     for number, spec in enumerate(steps):
         site = Site(spec, (*path, number), scope)
@@ -75,7 +75,7 @@ def _add_scope(layout: Layout, steps: tuple[StepSpec, ...], path: Path, around: 
         _add_site(layout, site)
 
 
-def _add_site(layout: Layout, site: Site) -> None:
+def _add_site(layout: ProtocolOutline, site: Site) -> None:
     spec = site.spec
     layout.sites.append(site)
     layout.by_id.setdefault(spec.step_id, site)

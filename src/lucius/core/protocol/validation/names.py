@@ -7,7 +7,7 @@ from typing import Any
 from lucius.core.model.instants import parse_instant
 from lucius.core.model.tools import ITEM, ToolError, Tools
 from lucius.core.protocol.definition import Call, Guard
-from lucius.core.protocol.validation.locations import Finding, Layout, Path, Site
+from lucius.core.protocol.validation.locations import Finding, Path, ProtocolOutline, Site
 from lucius.core.protocol.validation.members import Members
 from lucius.core.protocol.validation.suggestions import did_you_mean
 
@@ -24,7 +24,7 @@ _OBJECT_KEY = (
 )
 
 
-def check_names(layout: Layout, tools: Tools, input_schema: dict[str, Any]) -> Iterator[Finding]:
+def check_names(layout: ProtocolOutline, tools: Tools, input_schema: dict[str, Any]) -> Iterator[Finding]:
     if too_many := _too_many(layout):
         yield too_many
         return
@@ -39,7 +39,7 @@ def check_names(layout: Layout, tools: Tools, input_schema: dict[str, Any]) -> I
             yield from names.check_template(path, template)
 
 
-def _too_many(layout: Layout) -> Finding | None:
+def _too_many(layout: ProtocolOutline) -> Finding | None:
     """Limit the number and size of all expressions before the first is parsed, since parsing is expensive."""
     count = characters = 0
     for site in layout.sites:
@@ -133,7 +133,7 @@ def _keys(path: Path, template: Any) -> Iterator[tuple[Path, str]]:
 class _Names:
     """Names that expressions of one step can read."""
 
-    def __init__(self, site: Site, layout: Layout, tools: Tools, members: Members) -> None:
+    def __init__(self, site: Site, layout: ProtocolOutline, tools: Tools, members: Members) -> None:
         self._layout = layout
         self._tools = tools
         self._members = members

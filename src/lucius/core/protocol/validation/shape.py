@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from lucius.core.protocol.definition import MAX_LIVE_STEPS, Kind, Policies, RetryPolicy, StepSpec
-from lucius.core.protocol.validation.locations import Finding, Layout, Site
+from lucius.core.protocol.validation.locations import Finding, ProtocolOutline, Site
 
 MAX_STEPS = 500
 MAX_CONTAINERS = 4
@@ -27,7 +27,7 @@ _FIELDS: tuple[tuple[str, object, frozenset[str]], ...] = (
 )
 
 
-def check_shapes(layout: Layout) -> Iterator[Finding]:
+def check_shapes(layout: ProtocolOutline) -> Iterator[Finding]:
     seen: set[str] = set()
     for site in layout.sites:
         if site.step_id in seen:
@@ -41,7 +41,7 @@ def check_shapes(layout: Layout) -> Iterator[Finding]:
         yield from _nesting(site)
 
 
-def check_size(layout: Layout) -> Iterator[Finding]:
+def check_size(layout: ProtocolOutline) -> Iterator[Finding]:
     if len(layout.sites) > MAX_STEPS:
         yield Finding(("steps",), f"has {len(layout.sites)} steps in all; at most {MAX_STEPS}")
     for site in layout.scopes[0].sites:
@@ -49,7 +49,7 @@ def check_size(layout: Layout) -> Iterator[Finding]:
             yield Finding(site.path, f"{site.step_id} may have {live} steps running at once; at most {MAX_LIVE_STEPS}")
 
 
-def check_waits(layout: Layout, policies: Policies) -> Iterator[Finding]:
+def check_waits(layout: ProtocolOutline, policies: Policies) -> Iterator[Finding]:
     """Warn of steps that can wait forever."""
     if policies.timeout_ms is not None:
         return

@@ -63,7 +63,7 @@ class InlineDecisions:
         decisions, lease_ids, messages = list[InlineDecision](), set[str](), list[JobMessage]()
         snapshot, now = None, _counted_from(projection.job.updated_at)
         while (services := find_awaited_services(projection)) and not _is_urgent(projection, now()):
-            lease_ids |= {row.lease_id for row in projection.outbox}
+            lease_ids |= {row.lease_id for row in projection.outbox if row.lease_id}  # webhooks have none
             messages = await self._open_tasks.wait_for_messages(projection.job.job_id, services)
             if not _is_about_leases(messages, lease_ids):
                 break
