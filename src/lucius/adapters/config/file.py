@@ -6,8 +6,8 @@ version grants no key, but revokes API keys that it lacks or changes: a typo els
 A file that was cut off, or that can't be read and has no known key, revokes none.
 
 A list that is null, as YAML reads `api_keys:` without entries, is empty. So is a section if it then permits less; in
-other sections null is a fault. A version may be half-written if it has a null, is only the beginning of the version in
-force, or lacks an API key, a section or a list of it: it takes effect if the next look finds it unchanged.
+other sections null is a fault. A version may be half-written, and then permit more than the whole one, as a `serve` key
+without its tenants does. So it takes effect if the next look finds it unchanged.
 """
 
 import os
@@ -41,16 +41,15 @@ _MAY_BE_NULL = (("tenants",), ("calls",))
 
 
 class _Version(NamedTuple):
-    """One version of the file. `value` is its content, with each null section and list filled in as an empty one."""
-
     config: Config
-    value: Any
     text: str
-    has_nulls: bool
 
 
 class ConfigFile:
-    """A ConfigSource over one file, or without a file the defaults for development."""
+    """A ConfigSource over one file, or without a file the defaults for development.
+
+    `refresh` can run in a thread, one call at a time: until it returns, the other methods answer as before it.
+    """
 
     def __init__(self, path: Path | None, dev: bool = False) -> None:
         """Read the file, if there is a path. Raises ProtocolError if it is no valid config.
@@ -62,8 +61,8 @@ class ConfigFile:
         self._problem: ProtocolError | None = None
         self._seen = _signature(path) if path else None
         self._awaited: bytes | None = None
-        """The newest version while it may be half-written: it is applied if it is unchanged at the next look."""
-        version = _read_version(path, dev) if path else _Version(Config(), None, "", has_nulls=False)
+        """The newest version, which is applied if it is unchanged at the next look."""
+        version = _read_version(path, dev) if path else _Version(Config(), "")
         self._in_force = version
         self._config = self._opened(version.config)
 
@@ -71,7 +70,8 @@ class ConfigFile:
         return self._config
 
     def problems(self) -> tuple[ProtocolError, ...]:
-        return (self._problem,) if self._problem else ()
+        problem = self._problem  # read once: a look in a thread may change it meanwhile
+        return (problem,) if problem else ()
 
     def refresh(self) -> bool:
         if self._path is None:
@@ -99,7 +99,7 @@ class ConfigFile:
                 self._awaited = content
                 return False
             return self._revoke(missing)
-        if not is_settled and self._may_be_half_written(version):
+        if not is_settled and version.config != self._in_force.config:
             self._awaited = content
             return False
         return self._put_in_force(version)
@@ -113,11 +113,6 @@ class ConfigFile:
         changed = config != self._config
         self._config, self._in_force, self._problem = config, version, None
         return changed
-
-    def _may_be_half_written(self, version: _Version) -> bool:
-        lacks_key = not set(self._config.api_keys) <= set(version.config.api_keys)
-        lacks_part = lacks_key or _lacks_section(version.value, self._in_force.value)
-        return lacks_part or version.has_nulls or self._is_cut_off(version.text)
 
     def _is_cut_off(self, text: str) -> bool:
         """Return whether a version is only the beginning of the one in force."""
@@ -189,13 +184,6 @@ def _lists_no_tenant(entry: dict[str, Any]) -> bool:
     return "tenants" in entry and not entry["tenants"]
 
 
-def _lacks_section(value: Any, other: Any) -> bool:
-    """Return whether a version lacks a section or a list of another."""
-    if isinstance(other, dict):
-        return not isinstance(value, dict) or any(_lacks_section(value.get(name), other[name]) for name in other)
-    return isinstance(other, list) and not isinstance(value, list)
-
-
 def _decode(content: bytes) -> str:
     return content.decode(errors="replace")
 
@@ -217,7 +205,7 @@ def _parse_version(path: Path, content: bytes, dev: bool) -> _Version:
     written = yaml_with_lines.parse(path, content)
     value = _fill_nulls(written, written.value, _CONFIG, ())
     config = _checked(Marked(written.file, value, written.lines), dev)
-    return _Version(config, value, _decode(content), has_nulls=value != written.value)
+    return _Version(config, _decode(content))
 
 
 def _fill_nulls(source: Marked, value: Any, kind: inspect.Type, where: Where) -> Any:
