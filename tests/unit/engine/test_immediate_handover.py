@@ -411,6 +411,9 @@ async def test_row_is_announced_to_other_processes_if_only_pulls_at_their_cap_wa
     assert not engine.notifier.awaits(row)
     await engine.feed(Ack(step_id="ocr", attempt_no=held.attempt_no, lease_id=held.lease_id), job_id=held.jobId)
     assert [directive.jobId for directive in await bound] == ["job-2"]
+    bound = await engine.waiting(tenants=OWN, seconds=60)
+    assert engine.notifier.awaits(row), "the window had room"
+    bound.cancel()
 
 
 async def test_tenant_at_its_cap_does_not_keep_a_key_from_the_directives_of_its_other_tenants() -> None:
