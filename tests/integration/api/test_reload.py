@@ -13,6 +13,8 @@ from uuid import uuid4
 import pytest
 import yaml
 
+from lucius.adapters import yaml_with_lines
+from lucius.adapters.config import file
 from lucius.adapters.config.file import ConfigFile
 from lucius.bootstrap import reload
 from lucius.bootstrap.settings import load_settings
@@ -108,19 +110,21 @@ async def test_invalid_protocol_file_is_listed_and_published_versions_stay_in_fo
 async def test_file_system_that_does_not_answer_holds_up_nothing_else(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_stream: io.StringIO
 ) -> None:
-    answers, read = threading.Event(), ConfigFile.refresh
+    answers, read = threading.Event(), yaml_with_lines.read_bytes
 
-    def read_once_it_answers(self: ConfigFile) -> bool:
-        answers.wait(60)
-        return read(self)
+    def read_once_it_answers(path: Path) -> bytes:
+        if path.name == "lucius.yaml":
+            answers.wait(60)
+        return read(path)
 
-    monkeypatch.setattr(reload, "MAX_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(ConfigFile, "refresh", read_once_it_answers)
     folder = tmp_path / "protocols"
     folder.mkdir()
     api = await start({"limits": {"tenant_max_inflight": 1}}, protocols_dir=folder)
-    await until(lambda: "no answer from the file system" in log_stream.getvalue())
+    for module in (reload, file):
+        monkeypatch.setattr(module, "MAX_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(yaml_with_lines, "read_bytes", read_once_it_answers)
     write_config(tmp_path, {"limits": {"tenant_max_inflight": 2}})
+    await until(lambda: "no answer from the file system" in log_stream.getvalue())
     (folder / "upper.yaml").write_text(yaml.safe_dump(PROTOCOL))
 
     async def accepted() -> bool:
@@ -129,12 +133,16 @@ async def test_file_system_that_does_not_answer_holds_up_nothing_else(
     await eventually(accepted)
     assert [thread.name for thread in threading.enumerate()].count("lucius-config-file") == 1
     (await api.post("/v1/commands", api.command())).problem(429, "TENANT_LIMIT")
+    (problem,) = await problems(api)
+    assert problem["reason"] == "can't be read: its file system does not answer"
+    assert (await api.get("/readyz")).ok()["checks"]["config"]["ok"] is False
     answers.set()
 
     async def accepts_another() -> bool:
         return (await api.post("/v1/commands", api.command())).status == 202
 
     await eventually(accepts_another)
+    assert not await problems(api)
 
 
 async def test_announced_protocols_do_not_hasten_the_second_look_at_the_config_file(

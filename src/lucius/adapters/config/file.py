@@ -12,7 +12,8 @@ without its tenants does. So it takes effect if the next look finds it unchanged
 
 import os
 import re
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ from lucius.ports.errors import ProtocolError
 
 Signature = tuple[int, int, int, int]
 Where = tuple[str | int, ...]
+
+MAX_LOOK_SECONDS = 2.0
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _CONTAINER = re.compile(r"[A-Za-z0-9$][A-Za-z0-9_.-]*")
@@ -51,14 +54,16 @@ class ConfigFile:
     `refresh` can run in a thread, one call at a time: until it returns, the other methods answer as before it.
     """
 
-    def __init__(self, path: Path | None, dev: bool = False) -> None:
+    def __init__(self, path: Path | None, dev: bool = False, steady: Callable[[], float] = time.monotonic) -> None:
         """Read the file, if there is a path. Raises ProtocolError if it is no valid config.
 
         In `dev`, published example keys are accepted, and webhooks may go to this host.
         """
         self._path = path
         self._dev = dev
+        self._steady = steady
         self._problem: ProtocolError | None = None
+        self._looking_since: float | None = None
         self._seen = _signature(path) if path else None
         self._awaited: bytes | None = None
         """The newest version, which is applied if it is unchanged at the next look."""
@@ -70,24 +75,33 @@ class ConfigFile:
         return self._config
 
     def problems(self) -> tuple[ProtocolError, ...]:
-        problem = self._problem  # read once: a look in a thread may change it meanwhile
+        problem, since = self._problem, self._looking_since  # read once: a look in a thread may change them meanwhile
+        if since is not None and self._steady() - since > MAX_LOOK_SECONDS:
+            problem = ProtocolError("can't be read: its file system does not answer", file=str(self._path))
         return (problem,) if problem else ()
 
     def refresh(self) -> bool:
         if self._path is None:
             return False
-        seen = _signature(self._path)
+        self._looking_since = self._steady()
+        try:
+            return self._look(self._path)
+        finally:
+            self._looking_since = None
+
+    def _look(self, path: Path) -> bool:
+        seen = _signature(path)
         is_same_file = seen == self._seen
         if is_same_file and self._awaited is None:
             return False
         awaited, self._awaited, self._seen = self._awaited, None, seen
         try:
-            content = yaml_with_lines.read_bytes(self._path)
+            content = yaml_with_lines.read_bytes(path)
         except ProtocolError as problem:
             self._report(problem)
             self._seen = None  # look again, even if only the reading failed
             return False
-        return self._apply(self._path, content, is_settled=is_same_file and content == awaited)
+        return self._apply(path, content, is_settled=is_same_file and content == awaited)
 
     def _apply(self, path: Path, content: bytes, *, is_settled: bool) -> bool:
         try:
