@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from lucius.adapters.ledger.memory.versions import MemoryVersions
 from lucius.core.protocol.definition import ProtocolDefinition, StepSpec
 from lucius.core.protocol.validation.protocol import Finding
-from lucius.ports.errors import LedgerFull, ProtocolError, VersionConflict
+from lucius.ports.errors import LedgerDown, LedgerFull, ProtocolError, VersionConflict
 from lucius.ports.protocols import ProtocolVersion
 from lucius.usecases.catalog.catalog import Catalog
 from tests.support.clock import ManualClock
@@ -102,6 +102,37 @@ async def test_new_file_serves_only_after_it_is_recorded(files: Files, store: St
     assert await refreshing
     assert made.resolve("X") == protocol(2)
     assert [version.file for version in (await store.protocol_versions()).versions] == ["p.yaml", "p.yaml", ""]
+
+
+async def test_file_that_changes_while_the_store_is_down_serves_once_it_is_back(
+    files: Files, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = catalog(files, store)
+    await made.refresh()
+    files.put(protocol(), protocol(2))
+
+    async def is_down() -> int:
+        raise LedgerDown("no connection")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(store, "protocol_revision", is_down)
+        with pytest.raises(LedgerDown):
+            await made.refresh()
+    assert await made.refresh()
+    assert made.resolve("X") == protocol(2)
+    assert not await made.refresh()
+
+
+async def test_files_read_ahead_serve_from_the_next_refresh(files: Files, store: Store) -> None:
+    made = catalog(files, store)
+    await made.refresh()
+    files.put(protocol(), protocol(2))
+    assert not await made.refresh(reads_files=False)
+    made.read_files()
+    made.read_files()
+    assert made.resolve("X") == protocol()
+    assert await made.refresh(reads_files=False)
+    assert made.resolve("X") == protocol(2)
 
 
 async def test_file_that_cannot_be_recorded_is_recorded_later(files: Files, store: Store) -> None:

@@ -214,10 +214,16 @@ def test_request_fields_have_no_schema_defaults() -> None:
 
 def test_components_are_named_as_in_the_contract() -> None:
     modules = (contract, control, protocols, definition)
-    ours = {name for name in OPENAPI["components"]["schemas"] if any(hasattr(module, name) for module in modules)}
+    ours = {kind.__name__ for module in modules for kind in vars(module).values() if isinstance(kind, type)}
     assert OPENAPI["components"]["schemas"].keys() - ours <= {"JobStatus", "BlockedReason"}
     assert set(OPENAPI["components"]["securitySchemes"]) == {"apiKey", "callbackToken"}
     assert len({operation["operationId"] for _, _, operation in OPERATIONS}) == len(OPERATIONS)
+
+
+def test_protocol_documents_are_called_protocol() -> None:
+    assert "Protocol" in OPENAPI["components"]["schemas"]
+    document = json.loads((FOLDER / "v1" / "protocol_document.json").read_text(encoding="utf-8"))
+    assert document["$ref"] == "#/$defs/Protocol"
 
 
 def test_references_can_be_resolved() -> None:

@@ -56,7 +56,7 @@ def stored() -> Iterator[str]:
         if isinstance(kind, type) and issubclass(kind, enum.Enum):
             yield from (f"{kind.__name__} = {one.value}" for one in kind)
         elif isinstance(kind, type) and issubclass(kind, Struct):
-            yield from (f"{kind.__name__}.{written_field(field)}" for field in fields(kind))
+            yield from (f"{kind.__qualname__}.{written_field(field)}" for field in fields(kind))
             waiting += [field.type for field in fields(kind)]
         else:
             waiting += [part for part in typing.get_args(kind) if typing.get_origin(kind) is not typing.Literal]
@@ -80,7 +80,7 @@ def written(kind: Any) -> str:
     if origin is not None:
         return f"{origin.__name__}[{', '.join(written(part) for part in parts)}]"
     names = {Ellipsis: "...", types.NoneType: "None"}
-    return names.get(kind) or str(getattr(kind, "__name__", kind))
+    return names.get(kind) or str(getattr(kind, "__qualname__", kind))
 
 
 def test_stored_fields_equal_the_listing() -> None:

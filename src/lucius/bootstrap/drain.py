@@ -41,9 +41,11 @@ class Drain:
                 await self.at_once.wait()
 
     async def unless_at_once(self, work: Awaitable[Any]) -> None:
-        """Await `work`, or return on a second stop request without cancelling it."""
+        """Await `work` and raise its error, or return on a second stop request without cancelling it."""
         working, hurry = asyncio.ensure_future(work), asyncio.ensure_future(self.at_once.wait())
         try:
             await asyncio.wait({working, hurry}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             hurry.cancel()
+        if working.done():
+            working.result()

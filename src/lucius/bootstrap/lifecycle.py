@@ -3,8 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
 
@@ -14,7 +14,7 @@ from lucius.bootstrap.control_plane import ControlPlane
 from lucius.bootstrap.drain import Drain
 from lucius.bootstrap.ids import new_lease_id
 from lucius.bootstrap.keys import with_shared_secrets
-from lucius.bootstrap.own_files import ref_defaults
+from lucius.bootstrap.reload import Reloader
 from lucius.bootstrap.settings import Settings, check_workspace_root
 from lucius.core.model.decision import Env
 from lucius.engine.supervisor import supervised
@@ -47,20 +47,27 @@ async def open_runtime(
         )
     env = Env(new_id=new_lease_id, jitter=random.random, defaults=settings.defaults, tools=CelTools())
     _open_data_folder(settings)
-    store = await open_ledger(settings)
-    try:
+    async with AsyncExitStack() as parts:
+        store = await open_ledger(settings)
+        await parts.enter_async_context(_closed("ledger", store.close))
         settings = await with_shared_secrets(settings, store.secrets)
         clock = clock or store.clock or SystemClock()
+        publisher = open_publisher(settings, clock)
+        if publisher is not None:
+            await parts.enter_async_context(_closed("bus", publisher.close))
+        admission_cache = open_admission_cache(settings)
+        if admission_cache is not None:
+            await parts.enter_async_context(_closed("admission cache", admission_cache.close))
         pacer = _pacer(settings, store)
         runtime = ControlPlane(
             settings,
             store,
-            open_publisher(settings, clock),
+            publisher,
             clock,
             env,
             role=role,
             drain=drain,
-            admission_cache=open_admission_cache(settings),
+            admission_cache=admission_cache,
             pacer=pacer,
         )
         await runtime.protocols.refresh()
@@ -72,28 +79,51 @@ async def open_runtime(
             runtime.metrics.paced_tenants.set_function(pacer.paced_tenants)
         if store.liveness is not None and role in (Role.WHOLE, Role.API):
             await store.liveness.advertise(lambda: not runtime.drain.asked.is_set())
-        loops = {"reload": lambda: reload(runtime), "services": runtime.services.run_once, **runtime.admission.loops()}
-        tasks: list[asyncio.Task[None]] = []
+        await parts.enter_async_context(_closed("services", runtime.services.flush))
+        await _start(runtime, role, parts)
+        yield runtime
+
+
+async def _start(runtime: ControlPlane, role: Role, parts: AsyncExitStack) -> None:
+    """Start the engine's loops, the engine and the background tasks, each of which `parts` stops."""
+    drain = runtime.drain
+    await parts.enter_async_context(_closed("loops", lambda: runtime.loops.stop(0)))
+    await parts.enter_async_context(_closed("loops", lambda: drain.unless_at_once(runtime.loops.stop(drain.left()))))
+    await parts.enter_async_context(_closed("engine", lambda: drain.unless_at_once(runtime.engine.stop(drain.left()))))
+    tasks: list[asyncio.Task[None]] = []
+    await parts.enter_async_context(_closed("background tasks", lambda: _stop_background(runtime, tasks)))
+    if role in (Role.WHOLE, Role.ENGINE):
+        await runtime.loops.start()
+        runtime.notifier.relays = runtime.publisher is not None
+    await runtime.engine.start()
+    loops = {
+        "reload": Reloader(runtime).run_once,
+        "services": runtime.services.run_once,
+        **runtime.admission.loops(),
+    }
+    tasks += [asyncio.create_task(supervised(*loop, runtime.metrics.loop_failed)) for loop in loops.items()]
+
+
+async def _stop_background(runtime: ControlPlane, tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    runtime.notifier.close()
+    if tasks:
+        await asyncio.wait(tasks, timeout=runtime.drain.left())
+
+
+@asynccontextmanager
+async def _closed(name: str, close: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Close a part after the block. If an error ends the block, a failure to close is logged and does not hide it."""
+    try:
+        yield
+    except BaseException:
         try:
-            if role in (Role.WHOLE, Role.ENGINE):
-                await runtime.loops.start()
-                runtime.notifier.relays = runtime.publisher is not None
-            await runtime.engine.start()
-            tasks += [asyncio.create_task(supervised(*loop, runtime.metrics.loop_failed)) for loop in loops.items()]
-            yield runtime
-        finally:
-            for task in tasks:
-                task.cancel()
-            runtime.notifier.close()
-            await runtime.drain.unless_at_once(runtime.engine.stop(runtime.drain.left()))
-            await runtime.drain.unless_at_once(runtime.loops.stop(runtime.drain.left()))
-            await runtime.loops.stop(0)
-            await runtime.admission.close()
-            await runtime.services.flush()
-            if runtime.publisher is not None:
-                await runtime.publisher.close()
-    finally:
-        await store.close()
+            await close()
+        except Exception:
+            log.exception("a part could not be closed", part=name)
+        raise
+    await close()
 
 
 def _open_data_folder(settings: Settings) -> None:
@@ -122,25 +152,3 @@ def attach(runtime: ControlPlane) -> None:
     for refused in (*runtime.protocols.problems(), *runtime.config.problems()):
         for problem in refused.everything:
             log.error("configuration or protocol file refused; everything else is served", problem=str(problem))
-
-
-async def reload(runtime: ControlPlane) -> None:
-    """Wait for a changed file, at most `reload_interval`; then use the new protocols, config and keys."""
-    liveness = runtime.store.liveness
-    with suppress(TimeoutError):
-        async with asyncio.timeout(runtime.settings.reload_interval * (liveness.poll_backoff() if liveness else 1)):
-            await runtime.notifier.protocols.wait()
-    runtime.notifier.protocols.clear()
-    if await runtime.protocols.refresh():
-        log.info("protocols reloaded", problems=[str(problem) for problem in runtime.protocols.problems()])
-    refused = runtime.config.problems()
-    if runtime.config.refresh():
-        runtime.auth.use(runtime.config.current())
-        if runtime.config.problems():
-            log.warning("API keys revoked; the rest of the new config is refused")
-        else:
-            log.info("config reloaded")
-    runtime.refs.use_defaults(ref_defaults(runtime.settings))  # symbolic links may lead elsewhere now
-    for problem in runtime.config.problems():
-        if problem not in refused:
-            log.error("config refused; the previous one stays in force", problem=str(problem))

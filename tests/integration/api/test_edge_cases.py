@@ -9,7 +9,7 @@ import pytest
 
 from lucius.adapters.bus.memory import MemoryBus
 from lucius.adapters.ledger.memory.store import MemoryStore
-from lucius.bootstrap.lifecycle import open_runtime, reload
+from lucius.bootstrap.lifecycle import open_runtime
 from lucius.bootstrap.settings import load_settings
 from lucius.core.model.decision import Decision, Defaults
 from lucius.core.policies.failure_classes import failure_class
@@ -17,6 +17,7 @@ from lucius.observability.logs import configure_logging, log
 from lucius.ports.errors import SettingsError
 from tests.integration.api.conftest import Start, write_config
 from tests.support.api import WITHIN, Api, identity, settings_for
+from tests.support.until import until
 
 DAY = 86_400
 
@@ -117,8 +118,7 @@ async def test_callbacks_for_one_step_are_split_into_small_decisions(api: Api) -
 async def test_config_refused_while_running_is_logged(start: Start, tmp_path: Path, log_stream: io.StringIO) -> None:
     api = await start({"default_mode": "DEFAULT"})
     write_config(tmp_path, {"default_mode": "SIDEWAYS"})
-    await reload(api.runtime)
-    assert "config refused" in log_stream.getvalue()
+    await until(lambda: "config refused" in log_stream.getvalue())
     assert (await api.get("/readyz")).status == 200
 
 

@@ -242,6 +242,20 @@ async def test_job_waits_for_the_dispatch_window_only_if_all_its_ways_are_closed
     assert await reason(globex[1]) == "HANDOVER"
 
 
+async def test_list_by_dispatch_window_has_no_empty_page_before_a_job_that_waits_for_it(
+    start: Start, ledger_url: str
+) -> None:
+    api = await start({"api_keys": BOUND}, ledger_url=ledger_url, max_unacked=2)
+    globex = await submit_three(api, "globex")
+    assert len(await pull_as(api, "all")) == 2
+    acme = await submit_three(api, "acme")
+    assert len((await api.post(PULL, {"max": 1}, key="acmes")).ok()["directives"]) == 1  # its own window has room
+    page = (await api.get("/v1/jobs?blocked_on=DISPATCH_WINDOW&limit=1")).ok()
+    assert [job["jobId"] for job in page["jobs"]] == globex[2:]
+    page = (await api.get("/v1/jobs?blocked_on=HANDOVER&limit=1")).ok()
+    assert [job["jobId"] for job in page["jobs"]] == acme[2:]
+
+
 async def test_pull_of_a_disconnected_client_takes_nothing(api: Api) -> None:
     """A directive handed to a disconnected client would cost an attempt and the ACK timeout."""
     asked = b'{"wait_seconds": 60}'

@@ -1,8 +1,10 @@
 """Files change under a running server: valid ones take effect; invalid ones are refused, listed, and harmless."""
 
 import asyncio
+import io
 import os
 import shutil
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,13 @@ from uuid import uuid4
 import pytest
 import yaml
 
+from lucius.adapters import yaml_with_lines
+from lucius.adapters.config import file
+from lucius.adapters.config.file import ConfigFile
+from lucius.bootstrap import reload
 from lucius.bootstrap.settings import load_settings
 from tests.integration.api.conftest import Start, key_entry, write_config
-from tests.support.api import WITHIN, Api
+from tests.support.api import WITHIN, Api, serving, settings_for
 from tests.support.until import until
 
 PROTOCOL: dict[str, Any] = {
@@ -99,6 +105,70 @@ async def test_invalid_protocol_file_is_listed_and_published_versions_stay_in_fo
         assert problem["reason"]
     await api.submit(request_type="UPPER", idempotency_key="still in force")
     await api.submit(request_type="OCR")
+
+
+async def test_file_system_that_does_not_answer_holds_up_nothing_else(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_stream: io.StringIO
+) -> None:
+    answers, read = threading.Event(), yaml_with_lines.read_bytes
+
+    def read_once_it_answers(path: Path) -> bytes:
+        if path.name == "lucius.yaml":
+            answers.wait(60)
+        return read(path)
+
+    folder = tmp_path / "protocols"
+    folder.mkdir()
+    api = await start({"limits": {"tenant_max_inflight": 1}}, protocols_dir=folder)
+    for module in (reload, file):
+        monkeypatch.setattr(module, "MAX_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(yaml_with_lines, "read_bytes", read_once_it_answers)
+    write_config(tmp_path, {"limits": {"tenant_max_inflight": 2}})
+    await until(lambda: "no answer from the file system" in log_stream.getvalue())
+    (folder / "upper.yaml").write_text(yaml.safe_dump(PROTOCOL))
+
+    async def accepted() -> bool:
+        return (await api.post("/v1/commands", api.command(request_type="UPPER"))).status == 202
+
+    await eventually(accepted)
+    assert [thread.name for thread in threading.enumerate()].count("lucius-config-file") == 1
+    (await api.post("/v1/commands", api.command())).problem(429, "TENANT_LIMIT")
+    (problem,) = await problems(api)
+    assert problem["reason"] == "can't be read: its file system does not answer"
+    assert (await api.get("/readyz")).ok()["checks"]["config"]["ok"] is False
+    answers.set()
+
+    async def accepts_another() -> bool:
+        return (await api.post("/v1/commands", api.command())).status == 202
+
+    await eventually(accepts_another)
+    assert not await problems(api)
+
+
+async def test_announced_protocols_do_not_hasten_the_second_look_at_the_config_file(
+    start: Start, tmp_path: Path
+) -> None:
+    api = await start({"limits": {"tenant_max_inflight": 1}}, reload_interval=0.5)
+    write_config(tmp_path, {"limits": {"tenant_max_inflight": 2}})
+    loop = asyncio.get_running_loop()
+    changed_at = loop.time()
+    while api.runtime.config.current().limits.tenant_max_inflight == 1:
+        api.runtime.notifier.protocols.set()
+        await asyncio.sleep(0.01)
+    assert loop.time() - changed_at >= 0.5
+
+
+async def test_server_stops_while_the_file_system_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(ConfigFile, "refresh", lambda self: answers.wait(60) and False)
+    async with serving(settings_for(tmp_path)):
+        await until(lambda: "lucius-config-file" in [thread.name for thread in threading.enumerate()])
+    (hanging,) = (thread for thread in threading.enumerate() if thread.name == "lucius-config-file")
+    assert hanging.daemon
+    answers.set()
+    hanging.join(WITHIN)
 
 
 async def test_job_keeps_the_protocol_of_its_acceptance(start: Start, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Ledgers from before version 1 counted to 8: no such version may be taken for one of ours, and none is altered."""
 
+import os
 import shutil
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -26,11 +28,19 @@ def up_to(version: int) -> tuple[Migration, ...]:
     return (*MIGRATIONS, *[()] * version)[:version]
 
 
-def contents(path: Path) -> dict[str, tuple[bytes, int]]:
-    """Return the bytes and the time of change of the file and its WAL; the lock and `-shm` hold no data."""
+def contents(path: Path) -> dict[str, tuple[bytes, int, str]]:
+    """Return the bytes, time of change and mode of the file and its WAL; the lock and `-shm` hold no data."""
     files = sorted(path.parent.glob(f"{path.name}*"))
-    kept = [file for file in files if file.name.removeprefix(path.name) in ("", "-wal")]
-    return {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in kept}
+    kept = {file: file.stat() for file in files if file.name.removeprefix(path.name) in ("", "-wal")}
+    return {file.name: (file.read_bytes(), found.st_mtime_ns, oct(found.st_mode)) for file, found in kept.items()}
+
+
+@pytest.fixture(autouse=True)
+def readable_by_a_group() -> Iterator[None]:
+    """Create files as other programs do, with a mode that those of Lucius do not have."""
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
 
 
 def jobs(path: Path) -> list[tuple[str]]:
@@ -145,5 +155,15 @@ def test_ledger_with_the_mark_of_a_development_version_is_refused(path: Path, ap
         connection.execute(f"PRAGMA application_id = {application_id}")
     before = contents(path)
     with pytest.raises(LedgerTooOld):
+        open_sqlite(path)
+    assert contents(path) == before
+
+
+def test_database_of_another_program_is_refused_and_left_as_it_is(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE theirs (body TEXT)")
+    before = contents(path)
+    assert before["ledger.db"][2] == "0o100640"
+    with pytest.raises(LedgerError, match="not a Lucius ledger"):
         open_sqlite(path)
     assert contents(path) == before

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lucius.contract import Directive
+from lucius.core.model.counters import unacked_counter
 from lucius.core.model.decision import Decision
 from lucius.core.model.inputs import Ack, DeadlinePassed, Succeeded
 from lucius.core.model.records import OutboxRow
@@ -410,6 +411,9 @@ async def test_row_is_announced_to_other_processes_if_only_pulls_at_their_cap_wa
     assert not engine.notifier.awaits(row)
     await engine.feed(Ack(step_id="ocr", attempt_no=held.attempt_no, lease_id=held.lease_id), job_id=held.jobId)
     assert [directive.jobId for directive in await bound] == ["job-2"]
+    bound = await engine.waiting(tenants=OWN, seconds=60)
+    assert engine.notifier.awaits(row), "the window had room"
+    bound.cancel()
 
 
 async def test_tenant_at_its_cap_does_not_keep_a_key_from_the_directives_of_its_other_tenants() -> None:
@@ -422,6 +426,35 @@ async def test_tenant_at_its_cap_does_not_keep_a_key_from_the_directives_of_its_
     assert [directive.jobId for directive in await engine.directive_pulls.pull("ocr", 9, 0, tenants=both)] == ["job-3"]
     await engine.feed(Ack(step_id="ocr", attempt_no=of_a.attempt_no, lease_id=of_a.lease_id), job_id=of_a.jobId)
     assert [directive.jobId for directive in await engine.directive_pulls.pull("ocr", 9, 0, tenants=both)] == ["job-2"]
+
+
+@pytest.mark.parametrize("tenants", [OWN, None])
+async def test_pick_up_during_a_refused_hand_over_wakes_the_pulls_of_its_window(
+    tenants: frozenset[str] | None,
+) -> None:
+    engine = BlockableEngine()
+    counter = unacked_counter("ocr", "acme" if tenants else None)
+    pulling = [await engine.waiting(tenants=kind, seconds=60) for kind in (OWN, None)]
+    pulls = {pull.tenants: pull for pull in engine.notifier.pulls.waiting("ocr")}
+    engine.notifier.relay.clear()
+    seen = engine.notifier.pick_ups(counter)
+    engine.notifier.freed(counter)
+    engine.notifier.hold(counter, seen)
+    assert {kind for kind, pull in pulls.items() if pull.rung} == {tenants}
+    assert engine.notifier.relay.is_set()
+    assert not engine.notifier.is_held(counter)
+    engine.notifier.close()
+    assert await asyncio.gather(*pulling) == [[], []]
+
+
+async def test_new_row_wakes_the_pull_bound_to_its_tenant_and_not_one_bound_to_another() -> None:
+    engine = BlockableEngine()
+    of_globex = await engine.waiting(tenants=frozenset({"globex"}), seconds=60)
+    of_acme = await engine.waiting(tenants=OWN, seconds=60)
+    await engine.submit(OCR)
+    async with asyncio.timeout(WITHIN):
+        assert [directive.jobId for directive in await of_acme] == ["job-1"]
+    of_globex.cancel()
 
 
 async def test_pull_whose_client_disconnected_is_assigned_nothing() -> None:

@@ -6,13 +6,14 @@ version grants no key, but revokes API keys that it lacks or changes: a typo els
 A file that was cut off, or that can't be read and has no known key, revokes none.
 
 A list that is null, as YAML reads `api_keys:` without entries, is empty. So is a section if it then permits less; in
-other sections null is a fault. A version may be half-written if it has a null, is only the beginning of the version in
-force, or lacks an API key, a section or a list of it: it takes effect if the next look finds it unchanged.
+other sections null is a fault. A version may be half-written, and then permit more than the whole one, as a `serve` key
+without its tenants does. So it takes effect if the next look finds it unchanged.
 """
 
 import os
 import re
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ from lucius.ports.errors import ProtocolError
 Signature = tuple[int, int, int, int]
 Where = tuple[str | int, ...]
 
+MAX_LOOK_SECONDS = 2.0
+
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _CONTAINER = re.compile(r"[A-Za-z0-9$][A-Za-z0-9_.-]*")
 _CALL_HOST = re.compile(r"((\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
@@ -41,29 +44,30 @@ _MAY_BE_NULL = (("tenants",), ("calls",))
 
 
 class _Version(NamedTuple):
-    """One version of the file. `value` is its content, with each null section and list filled in as an empty one."""
-
     config: Config
-    value: Any
     text: str
-    has_nulls: bool
 
 
 class ConfigFile:
-    """A ConfigSource over one file, or without a file the defaults for development."""
+    """A ConfigSource over one file, or without a file the defaults for development.
 
-    def __init__(self, path: Path | None, dev: bool = False) -> None:
+    `refresh` can run in a thread, one call at a time: until it returns, the other methods answer as before it.
+    """
+
+    def __init__(self, path: Path | None, dev: bool = False, steady: Callable[[], float] = time.monotonic) -> None:
         """Read the file, if there is a path. Raises ProtocolError if it is no valid config.
 
         In `dev`, published example keys are accepted, and webhooks may go to this host.
         """
         self._path = path
         self._dev = dev
+        self._steady = steady
         self._problem: ProtocolError | None = None
+        self._looking_since: float | None = None
         self._seen = _signature(path) if path else None
         self._awaited: bytes | None = None
-        """The newest version while it may be half-written: it is applied if it is unchanged at the next look."""
-        version = _read_version(path, dev) if path else _Version(Config(), None, "", has_nulls=False)
+        """The newest version, which is applied if it is unchanged at the next look."""
+        version = _read_version(path, dev) if path else _Version(Config(), "")
         self._in_force = version
         self._config = self._opened(version.config)
 
@@ -71,23 +75,33 @@ class ConfigFile:
         return self._config
 
     def problems(self) -> tuple[ProtocolError, ...]:
-        return (self._problem,) if self._problem else ()
+        problem, since = self._problem, self._looking_since  # read once: a look in a thread may change them meanwhile
+        if since is not None and self._steady() - since > MAX_LOOK_SECONDS:
+            problem = ProtocolError("can't be read: its file system does not answer", file=str(self._path))
+        return (problem,) if problem else ()
 
     def refresh(self) -> bool:
         if self._path is None:
             return False
-        seen = _signature(self._path)
+        self._looking_since = self._steady()
+        try:
+            return self._look(self._path)
+        finally:
+            self._looking_since = None
+
+    def _look(self, path: Path) -> bool:
+        seen = _signature(path)
         is_same_file = seen == self._seen
         if is_same_file and self._awaited is None:
             return False
         awaited, self._awaited, self._seen = self._awaited, None, seen
         try:
-            content = yaml_with_lines.read_bytes(self._path)
+            content = yaml_with_lines.read_bytes(path)
         except ProtocolError as problem:
             self._report(problem)
             self._seen = None  # look again, even if only the reading failed
             return False
-        return self._apply(self._path, content, is_settled=is_same_file and content == awaited)
+        return self._apply(path, content, is_settled=is_same_file and content == awaited)
 
     def _apply(self, path: Path, content: bytes, *, is_settled: bool) -> bool:
         try:
@@ -99,7 +113,7 @@ class ConfigFile:
                 self._awaited = content
                 return False
             return self._revoke(missing)
-        if not is_settled and self._may_be_half_written(version):
+        if not is_settled and version.config != self._in_force.config:
             self._awaited = content
             return False
         return self._put_in_force(version)
@@ -113,11 +127,6 @@ class ConfigFile:
         changed = config != self._config
         self._config, self._in_force, self._problem = config, version, None
         return changed
-
-    def _may_be_half_written(self, version: _Version) -> bool:
-        lacks_key = not set(self._config.api_keys) <= set(version.config.api_keys)
-        lacks_part = lacks_key or _lacks_section(version.value, self._in_force.value)
-        return lacks_part or version.has_nulls or self._is_cut_off(version.text)
 
     def _is_cut_off(self, text: str) -> bool:
         """Return whether a version is only the beginning of the one in force."""
@@ -189,13 +198,6 @@ def _lists_no_tenant(entry: dict[str, Any]) -> bool:
     return "tenants" in entry and not entry["tenants"]
 
 
-def _lacks_section(value: Any, other: Any) -> bool:
-    """Return whether a version lacks a section or a list of another."""
-    if isinstance(other, dict):
-        return not isinstance(value, dict) or any(_lacks_section(value.get(name), other[name]) for name in other)
-    return isinstance(other, list) and not isinstance(value, list)
-
-
 def _decode(content: bytes) -> str:
     return content.decode(errors="replace")
 
@@ -217,7 +219,7 @@ def _parse_version(path: Path, content: bytes, dev: bool) -> _Version:
     written = yaml_with_lines.parse(path, content)
     value = _fill_nulls(written, written.value, _CONFIG, ())
     config = _checked(Marked(written.file, value, written.lines), dev)
-    return _Version(config, value, _decode(content), has_nulls=value != written.value)
+    return _Version(config, _decode(content))
 
 
 def _fill_nulls(source: Marked, value: Any, kind: inspect.Type, where: Where) -> Any:

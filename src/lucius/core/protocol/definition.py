@@ -207,6 +207,9 @@ class ProtocolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, 
         return self.plan.places[spec_id(step_id)].index
 
 
+ProtocolDefinition.__name__ = "Protocol"  # the name in the published schemas, from which clients are generated
+
+
 class Place(Struct, frozen=True):
     """Position of a step in a protocol: its index in the document, the container around it, the step that follows by
     default, and the number of maps around it.

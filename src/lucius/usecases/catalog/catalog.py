@@ -74,6 +74,8 @@ class Catalog:
         self._revision = UNREAD
         self._kept: dict[Key, ProtocolVersion] = {}
         self._recorded = False
+        self._files_changed = False
+        """True if files were read that `refresh` has not adopted yet."""
         self._stock = self._take_stock()
 
     # Look-ups for commands
@@ -104,11 +106,22 @@ class Catalog:
 
     # Changes in files and by other processes
 
-    async def refresh(self) -> bool:
-        """Adopt changes of files and of other processes; return True if there were any."""
+    def read_files(self) -> None:
+        """Read changed files, for the next `refresh`. Can run in a thread, one call at a time."""
+        if self._files.refresh():
+            self._files_changed = True
+
+    async def refresh(self, *, reads_files: bool = True) -> bool:
+        """Adopt changes of files and of other processes; return True if there were any.
+
+        Without `reads_files`, adopt what `read_files` has read.
+        """
         async with self._turn:
-            changed = self._files.refresh()
-            changed |= await self._catch_up()
+            if reads_files:
+                self.read_files()
+            changed = await self._catch_up()
+            if self._files_changed:
+                self._files_changed, changed = False, True
             if changed or self._stock.fresh:
                 await self._record(loud=changed)
             return changed

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -34,6 +35,8 @@ from lucius.usecases.queries.views import (
 )
 
 LOOK_SECONDS = 5.0
+MAX_PAGES = 20
+"""Maximum pages that are read for a list until one has a job that was asked for."""
 WAITS_FOR_PULL = frozenset({BlockedReason.HANDOVER})
 WAITS_ON_PUSH_BUS = frozenset({BlockedReason.HANDOVER, BlockedReason.ACK, BlockedReason.RETRY})
 """Reasons to wait for which an absent service may be the cause."""
@@ -139,17 +142,25 @@ class Queries:
             where = replace(where, blocked_on=BlockedReason.HANDOVER, blocked_services=windows.closed_for_some())
         elif asked is BlockedReason.HANDOVER:
             where = replace(where, except_services=windows.closed_for_all())
-        try:
-            page = await self._jobs.jobs(where, limit, cursor)
-        except ValueError as error:
-            raise Rejected(RejectCode.INVALID_CURSOR, str(error)) from None
-        found = page.jobs
-        if asked in (BlockedReason.DISPATCH_WINDOW, BlockedReason.HANDOVER):
-            is_wanted = asked is BlockedReason.DISPATCH_WINDOW
-            found = [job for job in found if _is_shut_out(job, windows) is is_wanted]
+        found, cursor = await self._page(where, limit, cursor, partial(_is_blocked_as_asked, asked, windows))
         explainer = await self._explainer(found, who, windows)
         views = await asyncio.gather(*(self._ledger.load(job.job_id, fresh=True) for job in found))
-        return [job_summary(view, explainer) for view in views if view is not None], page.next_cursor
+        return [job_summary(view, explainer) for view in views if view is not None], cursor
+
+    async def _page(
+        self, where: JobFilter, limit: int, cursor: str | None, is_wanted: Callable[[Job], bool]
+    ) -> tuple[list[Job], str | None]:
+        """Read pages until one has a wanted job, but not endlessly: the last may be empty and have a cursor."""
+        found: list[Job] = []
+        for _ in range(MAX_PAGES):
+            try:
+                page = await self._jobs.jobs(where, limit, cursor)
+            except ValueError as error:
+                raise Rejected(RejectCode.INVALID_CURSOR, str(error)) from None
+            found, cursor = [job for job in page.jobs if is_wanted(job)], page.next_cursor
+            if found or cursor is None:
+                break
+        return found, cursor
 
     async def steps(self, job_id: str, who: Principal) -> list[StepWithAttempts]:
         view = await self._view(job_id, who)
@@ -236,6 +247,13 @@ class Queries:
 
     async def _windows(self) -> DispatchWindows:
         return DispatchWindows(await self._jobs.counters(UNACKED), self._max_unacked)
+
+
+def _is_blocked_as_asked(asked: BlockedReason | None, windows: DispatchWindows, job: Job) -> bool:
+    """Return False for a job of the page that waits for its hand-over, but for another reason than `asked`."""
+    if asked not in (BlockedReason.DISPATCH_WINDOW, BlockedReason.HANDOVER):
+        return True
+    return _is_shut_out(job, windows) is (asked is BlockedReason.DISPATCH_WINDOW)
 
 
 def _is_shut_out(job: Job, windows: DispatchWindows) -> bool:

@@ -66,10 +66,6 @@ class Admission:
         """Return the loops that must run for as long as commands are accepted."""
         return {} if self.cache is None else {"admission-cache": self.cache.run_once, "admission-repair": self.repair}
 
-    async def close(self) -> None:
-        if self.cache is not None:
-            await self.cache.close()
-
     def _watch(self, cap: Cap) -> None:
         if cap.counter in self._watched or len(self._watched) < MAX_WATCHED_COUNTERS:
             self._watched[cap.counter] = (cap, self._steady() + MARK_SECONDS)

@@ -38,14 +38,16 @@ class SqliteFile:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = WriterLock(path)
             create_private_file(path)
-            tighten_files(path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", ".lock"))
         except OSError as error:
             raise LedgerError(f"cannot open ledger {path}: {error}; check that its folder is writable") from error
         try:
-            return cls(path, _connect(path, max_page_count, migrations), lock)
+            file = cls(path, _connect(path, max_page_count, migrations), lock)
         except BaseException:
             lock.release()
             raise
+        # Only now, as a file that is refused may be another program's.
+        tighten_files(path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", ".lock"))
+        return file
 
     def fetch_rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         try:
