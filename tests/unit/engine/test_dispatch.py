@@ -15,7 +15,7 @@ from lucius.core.model.records import OutboxRow
 from lucius.core.model.statuses import StepStatus
 from lucius.core.protocol.definition import StepSpec
 from lucius.ports.errors import BusDown, ForeignEngine, LedgerBusy, LedgerCorrupt, LedgerDown, LedgerFull, LimitReached
-from lucius.ports.ledger import PendingQuery
+from lucius.ports.outbox import PendingQuery
 from lucius.usecases.errors import RejectCode, Rejected
 from lucius.usecases.handover import dispatcher, slow_start
 from tests.simulation.clock import in_virtual_time

@@ -15,7 +15,7 @@ from lucius.ports.bus import Publisher
 from lucius.ports.clock import Clock
 from lucius.ports.engine import Engine
 from lucius.ports.errors import BusDown, LedgerAway, LedgerDown
-from lucius.ports.ledger import Outbox, PendingQuery
+from lucius.ports.outbox import Outbox, PendingQuery
 from lucius.usecases.handover.dispatcher import HOLD_MS, Dispatcher
 from lucius.usecases.handover.shielded_tasks import ShieldedTasks
 from lucius.usecases.handover.slow_start import Ramp

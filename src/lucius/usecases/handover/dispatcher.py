@@ -34,8 +34,10 @@ from lucius.ports.errors import (
     MessageRefused,
     OutcomeUnknown,
 )
-from lucius.ports.ledger import JobReader, Ledger, Outbox, PendingQuery
+from lucius.ports.ledger import Ledger
+from lucius.ports.outbox import Outbox, PendingQuery
 from lucius.ports.peers import Wake
+from lucius.ports.readers import JobReader
 from lucius.usecases.errors import RejectCode, Rejected
 from lucius.usecases.handover.broker import MAX_AT_ONCE, HandoverBroker
 from lucius.usecases.handover.deliverable_directives import DeliverableDirectives

@@ -16,7 +16,7 @@ from lucius.core.model.records import Quarantined, ReviewItem
 from lucius.core.model.statuses import ReviewKind, ReviewStatus
 from lucius.ports.engine import Engine, Inputs
 from lucius.ports.errors import LedgerError
-from lucius.ports.ledger import HistoryReader, JobReader, ReviewFilter, ReviewReader
+from lucius.ports.readers import HistoryReader, JobReader, ReviewFilter, ReviewReader
 from lucius.usecases.access.auth import Principal
 from lucius.usecases.errors import RejectCode, Rejected
 from lucius.usecases.operations.operator_actions import (
