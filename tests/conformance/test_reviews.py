@@ -1,4 +1,4 @@
-"""Guarantees of every reader of review items (`lucius.ports.ledger.ReviewReader`)."""
+"""Guarantees of every reader of review items (`lucius.ports.readers.ReviewReader`)."""
 
 from typing import Any
 
