@@ -29,9 +29,10 @@ from lucius.usecases.operations.operator_actions import (
 )
 from lucius.usecases.operations.rerun_preview import Effect, effect_of
 from lucius.usecases.queries.jobs import Queries
-from lucius.usecases.queries.review_views import effect_fields, item_fields, item_view
+from lucius.usecases.queries.review_views import item_fields, item_view
 
 MAX_CONCURRENT_ACTS = 25
+MAX_SHOWN_STEPS = 100
 ACTS: dict[ReviewKind, tuple[str, ...]] = {
     ReviewKind.JOB_FAILED: ("retry", "skip", "compensate", "discard"),
     ReviewKind.POISON: ("retry", "skip", "compensate", "discard"),
@@ -110,7 +111,7 @@ class Reviews:
             _, effect = await self._evaluate(item, RequestedAct(act=act, reason="", result=None), who, Counter())
         except Rejected as refused:
             return ReviewOption(act=act, allowed=False, code=refused.code, message=refused.detail)
-        return ReviewOption(act=act, allowed=True, **effect_fields(effect))
+        return ReviewOption(act=act, allowed=True, **_effect_fields(effect))
 
     async def act(
         self, review_id: str, requested: RequestedAct, who: Principal, planned: Counter[str] | None = None
@@ -135,7 +136,7 @@ class Reviews:
             jobId=item.job_id,
             job_status=decision.job.status,
             run_no=decision.job.run_no,
-            **effect_fields(effect),
+            **_effect_fields(effect),
         )
 
     async def act_on_all(self, review_ids: Sequence[str], requested: RequestedAct, who: Principal) -> list[ActOutcome]:
@@ -262,3 +263,16 @@ def invalid(pointer: str, message: str) -> Rejected:
 
 def _not_applicable(item: ReviewItem, why: str) -> Rejected:
     return Rejected(RejectCode.ACT_NOT_APPLICABLE, why, job_id=item.job_id)
+
+
+def _effect_fields(effect: Effect) -> dict[str, Any]:
+    return {
+        "re_executes": list(effect.again[:MAX_SHOWN_STEPS]),
+        "runs": list(effect.first[:MAX_SHOWN_STEPS]),
+        "keeps": list(effect.kept[:MAX_SHOWN_STEPS]),
+        "undoes": list(effect.undone[:MAX_SHOWN_STEPS]),
+        "re_executes_total": len(effect.again),
+        "keeps_total": len(effect.kept),
+        "runs_total": len(effect.first),
+        "undoes_total": len(effect.undone),
+    }

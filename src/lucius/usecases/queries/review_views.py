@@ -1,14 +1,11 @@
-"""Converts review items and the effects of acts to their API representation."""
+"""Converts review items to their API representation."""
 
 from typing import Any
 
 from lucius.contract.control import ReviewItemView
 from lucius.core.model.records import ReviewItem
-from lucius.usecases.operations.rerun_preview import Effect
 from lucius.usecases.queries.views import error_view
 from lucius.usecases.timestamps import timestamp
-
-MAX_SHOWN = 100
 
 
 def item_view(item: ReviewItem) -> ReviewItemView:
@@ -34,17 +31,4 @@ def item_fields(item: ReviewItem) -> dict[str, Any]:
         "resolved_by": item.resolved_by,
         "act": item.act,
         "reason": item.reason,
-    }
-
-
-def effect_fields(effect: Effect) -> dict[str, Any]:
-    return {
-        "re_executes": list(effect.again[:MAX_SHOWN]),
-        "runs": list(effect.first[:MAX_SHOWN]),
-        "keeps": list(effect.kept[:MAX_SHOWN]),
-        "undoes": list(effect.undone[:MAX_SHOWN]),
-        "re_executes_total": len(effect.again),
-        "keeps_total": len(effect.kept),
-        "runs_total": len(effect.first),
-        "undoes_total": len(effect.undone),
     }
