@@ -29,7 +29,8 @@ from lucius.usecases.operations.operator_actions import (
 )
 from lucius.usecases.operations.rerun_preview import Effect, effect_of
 from lucius.usecases.queries.jobs import Queries
-from lucius.usecases.queries.review_views import item_fields, item_view
+from lucius.usecases.queries.views import error_view
+from lucius.usecases.timestamps import timestamp
 
 MAX_CONCURRENT_ACTS = 25
 MAX_SHOWN_STEPS = 100
@@ -80,13 +81,13 @@ class Reviews:
             page = await self._reviews.reviews(_seen_by(who, where), limit, cursor)
         except ValueError as error:
             raise Rejected(RejectCode.INVALID_CURSOR, str(error)) from None
-        return [item_view(item) for item in page.items], page.next_cursor
+        return [_item_view(item) for item in page.items], page.next_cursor
 
     async def groups(self, who: Principal, where: ReviewFilter, limit: int) -> list[ReviewGroupView]:
         found = await self._reviews.review_groups(_seen_by(who, where), limit)
         return [
             ReviewGroupView(
-                signature=group.signature, kind=group.kind, count=group.count, newest=item_view(group.newest)
+                signature=group.signature, kind=group.kind, count=group.count, newest=_item_view(group.newest)
             )
             for group in found
         ]
@@ -98,7 +99,7 @@ class Reviews:
         kept = await self._kept(item)
         acts = ACTS[item.kind] if item.status is ReviewStatus.OPEN else ()
         return ReviewDetail(
-            **item_fields(item),
+            **_item_fields(item),
             job_status=job.status,
             blocked_on=job.blocked_on,
             job_error=job.error,
@@ -275,4 +276,30 @@ def _effect_fields(effect: Effect) -> dict[str, Any]:
         "keeps_total": len(effect.kept),
         "runs_total": len(effect.first),
         "undoes_total": len(effect.undone),
+    }
+
+
+def _item_view(item: ReviewItem) -> ReviewItemView:
+    return ReviewItemView(**_item_fields(item))
+
+
+def _item_fields(item: ReviewItem) -> dict[str, Any]:
+    return {
+        "review_id": item.review_id,
+        "jobId": item.job_id,
+        "tenant_id": item.tenant_id,
+        "request_type": item.request_type,
+        "kind": item.kind,
+        "status": item.status,
+        "signature": item.signature,
+        "created_at": timestamp(item.created_at),
+        "updated_at": timestamp(item.updated_at),
+        "run_no": item.run_no,
+        "stepId": item.step_id,
+        "attempt_no": item.attempt_no,
+        "failure_class": item.failure_class,
+        "error": error_view(item.error),
+        "resolved_by": item.resolved_by,
+        "act": item.act,
+        "reason": item.reason,
     }
