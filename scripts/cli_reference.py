@@ -23,7 +23,7 @@ WIDTH = 100
 
 
 def page() -> str:
-    sections = [f"## {title}\n\n```\n{text}\n```" for title, text in _helps(get_command(app), ("lucius",), None)]
+    sections = [f"## {title}\n\n```text\n{text}\n```" for title, text in _helps(get_command(app), ("lucius",), None)]
     return "\n\n".join((INTRODUCTION, *sections, ""))[:-1]
 
 

@@ -17,7 +17,7 @@ from lucius.core.model.statuses import JobStatus, OutboxStatus, ReviewKind, Revi
 from lucius.core.protocol.definition import digest
 from lucius.ports.archive import ArchivedJob, FinishedFilter, FinishedJobs, FinishedPage
 from lucius.ports.errors import VersionConflict
-from lucius.ports.ledger import ReviewFilter
+from lucius.ports.readers import ReviewFilter
 from lucius.ports.store import Store
 from tests.conformance.builders import PROTOCOL, accept, command, dispatch, ended, protocol, stale_success, step, then
 from tests.conformance.conftest import STORES

@@ -8,7 +8,7 @@ from lucius.adapters.ledger import search_page
 from lucius.core.model.decision import Decision
 from lucius.core.model.records import ErrorInfo
 from lucius.core.model.statuses import BlockedReason, JobStatus
-from lucius.ports.ledger import JobFilter
+from lucius.ports.readers import JobFilter
 from lucius.ports.store import Store
 from tests.conformance.builders import accept, command, dispatch, then
 

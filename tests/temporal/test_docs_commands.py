@@ -8,9 +8,11 @@ import uuid
 from pathlib import Path
 
 import pytest
+from temporalio.api.enums.v1 import EventType
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 from temporalio.service import RPCError
 
 from lucius.engine.temporal.messages import WORKFLOW_TYPE
@@ -73,3 +75,28 @@ async def test_documented_count_command_counts_only_job_workflows(namespace: Cli
         while (await namespace.count_workflows("ExecutionStatus = 'Running'")).count != 2:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     assert (await typed(count, namespace)).strip() == "Total: 1"
+
+
+async def test_documented_list_command_finds_the_jobs_of_a_tenant(namespace: Client) -> None:
+    (listing,) = commands("temporal workflow list")
+    for create in commands("temporal operator search-attribute create"):
+        await typed(create, namespace)
+    found = SearchAttributePair(SearchAttributeKey.for_keyword("LuciusTenant"), "acme")
+    state = SearchAttributePair(SearchAttributeKey.for_keyword("LuciusState"), "WAITING_APPROVAL")
+    other = SearchAttributePair(SearchAttributeKey.for_keyword("LuciusTenant"), "other")
+    for job, pairs in {"wanted-job": [found, state], "other-job": [other, state]}.items():
+        await namespace.start_workflow(
+            WORKFLOW_TYPE, id=job, task_queue="queue-without-workers", search_attributes=TypedSearchAttributes(pairs)
+        )
+    async with asyncio.timeout(WITHIN):
+        while "wanted-job" not in (said := await typed(listing, namespace)):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert "other-job" not in said
+
+
+async def test_documented_cancel_command_requests_cancellation(namespace: Client) -> None:
+    (cancel,) = commands("temporal workflow cancel")
+    handle = await namespace.start_workflow(WORKFLOW_TYPE, id="JOB", task_queue="queue-without-workers")
+    await typed(cancel, namespace)
+    events = [event.event_type async for event in handle.fetch_history_events()]
+    assert EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCEL_REQUESTED in events

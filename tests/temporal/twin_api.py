@@ -14,7 +14,7 @@ from lucius.core.model.records import NEVER
 from lucius.core.model.statuses import JobStatus
 from lucius.observability.readiness import Role
 from lucius.ports.clock import SystemClock
-from lucius.ports.ledger import JobFilter
+from lucius.ports.readers import JobFilter
 from tests.support.api import Answer, Api, serving
 from tests.support.clock import ManualClock
 from tests.support.temporal import TemporalServer

@@ -19,7 +19,7 @@ from lucius.core.model.decision import JobSnapshot
 from lucius.core.model.records import ReviewItem, Step
 from lucius.core.model.statuses import JobStatus, StepStatus
 from lucius.core.protocol.definition import HTTP_SERVICE, spec_id
-from lucius.ports.ledger import ReviewFilter
+from lucius.ports.readers import ReviewFilter
 from lucius.usecases.access.auth import ALL_SCOPES, Principal
 from lucius.usecases.errors import Rejected
 from lucius.usecases.operations.reviews import RequestedAct

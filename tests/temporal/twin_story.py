@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from lucius.core.model.event_chain import verify_events
 from lucius.core.model.records import Event
-from lucius.ports.ledger import ReviewFilter
+from lucius.ports.readers import ReviewFilter
 from tests.temporal.twin_cases import Case
 from tests.temporal.twin_driver import Driver
 from tests.temporal.twin_plane import Plane

@@ -1,9 +1,10 @@
-"""The table of folders in docs/architecture.md lists exactly which folder imports which."""
+"""The table of folders in docs/architecture.md, the import contracts and the code name the same imports."""
 
 import re
 import tomllib
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import grimp
 
@@ -46,10 +47,31 @@ def test_every_package_has_a_row() -> None:
     assert sorted(named) == sorted(name for name in here if name != "__init__")
 
 
-def test_contract_on_adapters_lists_every_adapter() -> None:
+def contracts(kind: str) -> list[dict[str, Any]]:
+    """Return the import contracts of one type in pyproject.toml."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    listed = next(contract["modules"] for contract in settings if contract["type"] == "independence")
-    assert sorted(listed) == sorted(_adapters())
+    return [contract for contract in settings if contract["type"] == kind]
+
+
+def test_contracts_allow_exactly_the_imports_in_the_table() -> None:
+    allowed = {package: imports for packages, imports in rows() for package in packages if "backoff" not in packages}
+    table = {package: {one for one in allowed if package in allowed[one]} for package in allowed}
+    found = {
+        package.removeprefix("lucius."): {one.removeprefix("lucius.") for one in contract["allowed_importers"]}
+        for contract in contracts("protected")
+        for package in contract["protected_modules"]
+    }
+    assert found == table
+
+
+def test_only_the_root_package_is_exempt_from_the_contracts_on_packages() -> None:
+    exempt = [imported for contract in contracts("protected") for imported in contract.get("ignore_imports", ())]
+    assert sorted(exempt) == ["lucius -> lucius.client", "lucius -> lucius.worker"]
+
+
+def test_contract_on_adapters_lists_every_adapter() -> None:
+    (contract,) = contracts("independence")
+    assert sorted(contract["modules"]) == sorted(_adapters())
 
 
 def _adapters() -> list[str]:

@@ -9,8 +9,7 @@ from typing import Any
 from lucius.adapters.http.signing import parse_keys, signed_headers
 from lucius.core.decide.job_webhook import BACKOFF_MS
 from lucius.core.model.decision import JobSnapshot
-from lucius.engine.outbound.job_webhooks import TIMEOUT_MS
-from lucius.engine.outbound.webhook_body import webhook_body
+from lucius.engine.outbound.job_webhooks import TIMEOUT_MS, webhook_body
 from lucius.ports.clock import SystemClock
 from tests.conformance.builders import PROTOCOL, dispatch
 

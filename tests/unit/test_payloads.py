@@ -13,7 +13,7 @@ from lucius.usecases.catalog.catalog import Catalog
 from lucius.usecases.errors import RejectCode, Rejected
 from lucius.usecases.submit import payloads as module
 from lucius.usecases.submit.payloads import Payloads
-from lucius.usecases.submit.protocols import choose_protocol
+from lucius.usecases.submit.submit import choose_protocol
 
 
 async def find_nothing(_: ProtocolDefinition) -> list[Finding]:

@@ -1,8 +1,12 @@
 """The ASGI application; `create_app` is the name given to uvicorn's factory option."""
 
+import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from types import FrameType
 
 import structlog
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -23,7 +27,6 @@ from lucius.api.requests import RequestRules, allowed_methods, as_get
 from lucius.api.review_routes import router as review_router
 from lucius.api.routes import router
 from lucius.api.slots import LONG_POLLS, PULLS, STREAMS, RequestSlots, SlotLimits
-from lucius.api.stopping import on_stop_signals
 from lucius.api.tenant_routes import router as tenant_router
 from lucius.bootstrap.control_plane import ControlPlane
 from lucius.bootstrap.lifecycle import open_runtime
@@ -223,3 +226,34 @@ def _refuse_with_problems(app: FastAPI) -> None:
     async def unexpected(request: Request, error: Exception) -> Response:
         log.exception("request failed", path=request.url.path, exc_info=error)
         return respond(request, Rejected(RejectCode.INTERNAL, "see the server's log"))
+
+
+@contextmanager
+def on_stop_signals(act: Callable[[], None]) -> Iterator[None]:
+    """Run `act` in this loop as soon as SIGINT or SIGTERM arrives, then the server's own handler.
+
+    A server informs its application only after the last connection has closed, and long polls and streams would hold
+    that up; `act` ends them. Where no server
+    handles these signals, nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(act)
+        handler = handlers[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
+
+    for number, handler in handlers.items():
+        if callable(handler):
+            signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is on_signal:
+                signal.signal(number, handler)

@@ -11,7 +11,7 @@ from lucius.api.problems import ledger_refusal
 from lucius.contract import control as contract
 from lucius.core.model.statuses import ReviewKind, ReviewStatus
 from lucius.ports.errors import LedgerError
-from lucius.ports.ledger import ReviewFilter
+from lucius.ports.readers import ReviewFilter
 from lucius.usecases.access.auth import Principal
 from lucius.usecases.errors import Rejected
 from lucius.usecases.operations.reviews import ActOutcome, RequestedAct, Reviews, invalid, kinds_for

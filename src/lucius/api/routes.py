@@ -27,7 +27,7 @@ from lucius.api.openapi_parts import answers, streams, takes
 from lucius.api.requests import is_head
 from lucius.api.streams import EventStream, stream_headers
 from lucius.core.model.statuses import BlockedReason, JobStatus
-from lucius.ports.ledger import JobFilter
+from lucius.ports.readers import JobFilter
 from lucius.usecases.access.auth import Principal
 from lucius.usecases.catalog.catalog import Catalog
 from lucius.usecases.errors import RejectCode, Rejected

@@ -8,11 +8,15 @@ is sent is cut off without an answer.
 
 import asyncio
 import http
+import resource
 from collections import Counter
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Any
+
+import structlog
 
 from lucius.api.problems import MEDIA_TYPE, STATUS, encode_problem, problem_headers
 from lucius.bootstrap.settings import Settings
@@ -24,6 +28,10 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+log = structlog.get_logger()
+
+RESERVED_FILES = 512  # for ledger, bus, outbound calls, configuration, and connections just refused
+DEFAULT_CONNECTIONS = 4_000
 LINGER_SECONDS = 1.0
 MAX_LINGERING_CONNECTIONS = 200
 RETRY_AFTER_SECONDS = 5
@@ -287,3 +295,34 @@ def limited_protocol(limits: Connections, implementation: str = "auto") -> type[
     module = import_module(f"uvicorn.protocols.http.{implementation}_impl")
     base = module.HttpToolsProtocol if implementation == "httptools" else module.H11Protocol
     return type(f"Limited{base.__name__}", (LimitedConnection, base), {"limits": limits})
+
+
+def fit_connections(wanted: int) -> int:
+    """Return how many connections may be open at once: `wanted`, unless too few files may be open.
+
+    Each connection takes a file; without any left, the ledger, configuration and protocols can't be opened either.
+    Raises this process's soft limit on open files where its hard limit permits. 0 wants no limit, and gets the one of
+    open files, if there is one.
+    """
+    files = _raise_open_files((wanted or DEFAULT_CONNECTIONS) + RESERVED_FILES)
+    if files == resource.RLIM_INFINITY:
+        return wanted
+    fitting = max(files - RESERVED_FILES, files // 2)
+    if wanted > fitting:
+        log.warning(
+            "fewer connections than LUCIUS_MAX_CONNECTIONS are accepted: the limit on open files is too low",
+            connections=fitting,
+            open_files=files,
+        )
+    return min(wanted or fitting, fitting)
+
+
+def _raise_open_files(wanted: int) -> int:
+    """Raise the soft limit on open files to `wanted` as far as permitted; return the limit, RLIM_INFINITY for none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft
+    raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with suppress(OSError, ValueError):  # some systems permit less than their hard limit says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

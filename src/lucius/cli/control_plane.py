@@ -17,9 +17,8 @@ from lucius.bootstrap.control_plane import ControlPlane
 from lucius.bootstrap.drain import Drain
 from lucius.bootstrap.lifecycle import open_runtime
 from lucius.bootstrap.settings import Settings
-from lucius.cli.connections import Connections, limited_protocol
+from lucius.cli.connections import Connections, fit_connections, limited_protocol
 from lucius.cli.errors import CliError, Misused
-from lucius.cli.open_files import fit_connections
 from lucius.observability.readiness import Role
 
 BACKLOG_CONNECTIONS = 2048

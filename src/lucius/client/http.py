@@ -8,8 +8,10 @@ import math
 import os
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
+from ipaddress import ip_address
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
 import aiohttp
 from msgspec import Struct
@@ -17,7 +19,6 @@ from msgspec import Struct
 from lucius.client import reading
 from lucius.client.encoding import encode_body
 from lucius.client.errors import LuciusError, Misconfigured, NotLucius, RequestRefused, Unreachable, refused
-from lucius.client.proxies import proxy_for
 from lucius.client.retry import TEMPORARY_STATUSES, Tries
 from lucius.client.sse import Parser, ServerSentEvent
 from lucius.contract import Problem
@@ -287,3 +288,39 @@ def _key(api_key: str) -> str:
 
 def job_path(job_id: str) -> str:
     return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+def proxy_for(url: str) -> str | None:
+    """Return the proxy that HTTP_PROXY, HTTPS_PROXY and NO_PROXY name for a URL; None for this machine's own hosts.
+
+    aiohttp could read these itself, but would then also read ~/.netrc, whose password would replace the API key.
+    Raises Misconfigured.
+    """
+    parts = urlsplit(url)
+    proxies = getproxies_environment()
+    proxy = proxies.get(parts.scheme)
+    if not proxy or _is_loopback(parts.hostname or "") or proxy_bypass(parts.netloc):
+        return None
+    if "://" not in proxy:
+        proxy = f"http://{proxy}"
+    if not _is_proxy_url(proxy):
+        variable = f"{parts.scheme.upper()}_PROXY"
+        raise Misconfigured(f"{variable} is not a proxy that can be used: it looks like http://host:port")
+    return proxy
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_proxy_url(proxy: str) -> bool:
+    try:
+        parts = urlsplit(proxy)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -9,7 +9,7 @@ from lucius.core.model.decision import Decision
 from lucius.core.model.records import Event, Millis, Step
 from lucius.core.model.statuses import TERMINAL_JOB, TERMINAL_STEP, AttemptOutcome, ReviewKind
 from lucius.ports.clock import Clock
-from lucius.ports.ledger import JobReader, ReviewReader
+from lucius.ports.readers import JobReader, ReviewReader
 
 STEP_BUCKETS = (0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600)
 LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600)

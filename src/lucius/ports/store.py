@@ -8,9 +8,11 @@ from lucius.core.model.decision import Decision, JobSnapshot
 from lucius.core.model.records import OutboxRow
 from lucius.ports.clock import Clock
 from lucius.ports.inbox import Inbox
-from lucius.ports.ledger import HistoryReader, JobReader, Ledger, Outbox, ReviewReader
+from lucius.ports.ledger import Ledger
+from lucius.ports.outbox import Outbox
 from lucius.ports.peers import EngineLiveness, SharedSecrets, Wake
 from lucius.ports.protocols import ProtocolStore
+from lucius.ports.readers import HistoryReader, JobReader, ReviewReader
 from lucius.ports.sightings import ServiceSightings
 
 

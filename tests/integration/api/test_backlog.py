@@ -3,7 +3,7 @@
 import pytest
 
 from lucius.ports.config import ApiKey, KeyScope
-from lucius.ports.ledger import Oldest
+from lucius.ports.readers import Oldest
 from lucius.usecases.access.auth import hash_key
 from tests.support.api import Api
 

@@ -16,7 +16,7 @@ from lucius.core.model.records import OutboxRow
 from lucius.core.protocol.definition import WEBHOOK_SERVICE
 from lucius.ports.clock import SystemClock
 from lucius.ports.http import Closed, HttpResponse, Outgoing, Slot
-from lucius.ports.ledger import PendingQuery
+from lucius.ports.outbox import PendingQuery
 from lucius.usecases.access.webhook_secrets import derive_secret
 from tests.integration.api.conftest import key_entry
 from tests.support.api import Api, serving, settings_for

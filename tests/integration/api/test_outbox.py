@@ -8,7 +8,7 @@ import pytest
 
 from lucius.adapters.bus.memory import MemoryBus
 from lucius.core.model.records import OutboxRow
-from lucius.ports.ledger import PendingQuery
+from lucius.ports.outbox import PendingQuery
 from lucius.usecases.operations import operations
 from tests.integration.api.conftest import Start, key_entry
 from tests.support.api import WITHIN, Api

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lucius.api.stopping import on_stop_signals
+from lucius.api.app import on_stop_signals
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from structlog.testing import capture_logs
 
 from lucius.adapters.ledger.memory.store import open_memory
 from lucius.bootstrap.settings import load_settings
-from lucius.cli.connections import Connections
-from lucius.cli.open_files import RESERVED_FILES, fit_connections
+from lucius.cli.connections import RESERVED_FILES, Connections, fit_connections
 from lucius.observability.metrics import Metrics
 from lucius.usecases.errors import RejectCode, Rejected
 from tests.support.clock import ManualClock

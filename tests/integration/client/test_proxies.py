@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lucius.client import Client, Misconfigured, NotLucius, Unreachable
-from lucius.client.proxies import proxy_for
+from lucius.client.http import proxy_for
 from tests.integration.cli.support import job
 from tests.integration.client.support import client, unused_address
 from tests.support.peer import always, peer

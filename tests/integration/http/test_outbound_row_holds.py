@@ -14,7 +14,7 @@ from lucius.engine.outbound.job_webhooks import JobWebhooks
 from lucius.engine.outbound.runner import OutboundRunner
 from lucius.ports.errors import LedgerCorrupt
 from lucius.ports.http import Closed, HttpResponse, Outgoing, Slot
-from lucius.ports.ledger import PendingQuery
+from lucius.ports.outbox import PendingQuery
 from tests.support.engine import Engine
 from tests.support.peer import Peer, peer
 

@@ -27,7 +27,7 @@ from lucius.core.model.records import OutboxRow
 from lucius.core.model.statuses import JobStatus, OutboxStatus, StepStatus
 from lucius.core.protocol.definition import WEBHOOK_SERVICE
 from lucius.ports.errors import AlreadyAccepted, LedgerBusy, LedgerDown, LedgerError, LimitReached, VersionConflict
-from lucius.ports.ledger import PendingQuery
+from lucius.ports.outbox import PendingQuery
 from lucius.ports.peers import Wake
 from tests.conformance.builders import accept, command, dispatch, row, step, then
 from tests.conftest import need_postgres

@@ -22,7 +22,8 @@ from lucius.core.model.decision import Decision
 from lucius.core.model.records import ErrorInfo
 from lucius.core.model.statuses import JobStatus
 from lucius.ports.errors import LedgerDown, LedgerError, LedgerTooNew, LedgerTooOld, VersionConflict
-from lucius.ports.ledger import JobFilter, PendingQuery
+from lucius.ports.outbox import PendingQuery
+from lucius.ports.readers import JobFilter
 from tests.conformance.builders import accept, command, dispatch, then
 from tests.support.development_ledger import create_development_schema
 from tests.support.postgres import PostgresServer

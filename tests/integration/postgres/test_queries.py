@@ -17,7 +17,9 @@ from lucius.adapters.ledger.postgres.store import PostgresStore, open_postgres
 from lucius.core.model.records import Event, ReviewItem
 from lucius.core.model.statuses import BlockedReason, JobStatus, OutboxStatus, ReviewKind, ReviewStatus, StepStatus
 from lucius.ports.errors import LedgerCorrupt, VersionConflict
-from lucius.ports.ledger import MAX_TENANTS, Drift, JobFilter, Oldest, PendingQuery, ReviewFilter, StoredEvent
+from lucius.ports.ledger import Drift
+from lucius.ports.outbox import PendingQuery
+from lucius.ports.readers import MAX_TENANTS, JobFilter, Oldest, ReviewFilter, StoredEvent
 from lucius.usecases.queries.audit import verify
 from tests.conformance.builders import PROTOCOL, accept, dispatch, ended, row, step, then
 from tests.conformance.test_ledger import together

@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from lucius.adapters.expressions.expressions import CelTools
 from lucius.adapters.protocols.directory import read_protocol
 from lucius.cli.main import app
-from lucius.scaffold import BadName, Names, names_for, taken, write_project
+from lucius.scaffold import BadName, Names, names_for, write_project
+from lucius.scaffold.names import NAMES_IN_USE
 from lucius.scaffold.project import FILES
 from lucius.version import __version__
 
@@ -126,7 +127,7 @@ def test_names_of_needed_packages_are_reserved() -> None:
         if any(normalise(owner) in needed for owner in owners) and module[0].isalpha():
             needed.add(module.lower())
     assert len(needed) > 30
-    assert needed - taken.NAMES <= UNIMPORTED
+    assert needed - NAMES_IN_USE <= UNIMPORTED
 
 
 @pytest.mark.parametrize("step_type", ["", "TWO WORDS", ".HIDDEN", "A/B", "A" * 65, 'A"', "A\n"])

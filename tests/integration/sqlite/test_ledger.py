@@ -33,7 +33,9 @@ from lucius.ports.errors import (
     VersionConflict,
 )
 from lucius.ports.inbox import InboxMessage
-from lucius.ports.ledger import Drift, JobFilter, Oldest, PendingQuery
+from lucius.ports.ledger import Drift
+from lucius.ports.outbox import PendingQuery
+from lucius.ports.readers import JobFilter, Oldest
 from lucius.usecases.queries.audit import verify
 from tests.conformance.builders import accept, command, dispatch, row, step, then
 

@@ -13,7 +13,7 @@ from lucius.core.model.records import OutboxRow
 from lucius.core.model.statuses import StepStatus
 from lucius.core.protocol.definition import StepSpec
 from lucius.ports.errors import LedgerDown, VersionConflict
-from lucius.ports.ledger import PendingQuery
+from lucius.ports.outbox import PendingQuery
 from lucius.ports.peers import Wake
 from lucius.usecases.handover import uncertain_commits
 from tests.simulation.clock import in_virtual_time

@@ -17,7 +17,7 @@ from lucius.core.protocol.definition import StepSpec
 from lucius.engine.embedded import relay as relay_module
 from lucius.engine.embedded.relay import Relay
 from lucius.ports.errors import BusDown, LedgerCorrupt, LedgerDown, LimitReached
-from lucius.ports.ledger import PendingQuery
+from lucius.ports.outbox import PendingQuery
 from lucius.usecases.handover import slow_start
 from tests.simulation.clock import in_virtual_time
 from tests.support.engine import Engine

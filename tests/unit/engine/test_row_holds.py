@@ -8,7 +8,7 @@ from lucius.core.model.inputs import HandOverFailed
 from lucius.core.model.records import ErrorInfo, OutboxRow
 from lucius.core.protocol.definition import StepSpec
 from lucius.ports.errors import LedgerDown
-from lucius.ports.ledger import PendingQuery
+from lucius.ports.outbox import PendingQuery
 from lucius.usecases.handover import row_holds
 from tests.simulation.clock import in_virtual_time
 from tests.support.watched_engine import WatchedEngine

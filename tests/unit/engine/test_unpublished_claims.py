@@ -11,7 +11,7 @@ from lucius.core.model.decision import Decision, JobSnapshot
 from lucius.core.model.inputs import HandOverStarted
 from lucius.core.model.statuses import StepStatus
 from lucius.ports.errors import BusDown, LedgerBusy, LedgerCorrupt, LedgerDown, LedgerFull
-from lucius.ports.ledger import PendingQuery
+from lucius.ports.outbox import PendingQuery
 from tests.support.watched_engine import WatchedEngine
 
 

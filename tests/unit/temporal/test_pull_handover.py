@@ -16,7 +16,7 @@ from lucius.engine.temporal.messages import JobMessage
 from lucius.engine.temporal.pull_handover import PullHandover
 from lucius.ports.errors import EngineDown, LedgerBusy, LimitReached
 from lucius.ports.inbox import Inbox, InboxMessage
-from lucius.ports.ledger import JobReader
+from lucius.ports.readers import JobReader
 from tests.support.clock import ManualClock
 from tests.support.until import until
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from msgspec import Struct
 
 from lucius.core.model.records import Command, Job
-from lucius.ports.ledger import JobFilter, JobPage
+from lucius.ports.readers import JobFilter, JobPage
 
 MAX_WALK_ENTRIES = 250
 MAX_WALKS = 20

@@ -15,7 +15,7 @@ from lucius.ports.bus import Publisher
 from lucius.ports.clock import Clock
 from lucius.ports.engine import Engine
 from lucius.ports.errors import BusDown, LedgerAway, LedgerDown
-from lucius.ports.ledger import Outbox, PendingQuery
+from lucius.ports.outbox import Outbox, PendingQuery
 from lucius.usecases.handover.publish import BusHandover
 from lucius.usecases.handover.row_holds import HOLD_TTL_MS, RowHolds
 from lucius.usecases.handover.shielded_tasks import ShieldedTasks

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
@@ -12,11 +13,12 @@ from lucius.core.model.inputs import WebhookAttempted
 from lucius.core.model.records import ErrorInfo, OutboxRow
 from lucius.core.protocol.definition import WEBHOOK_SERVICE
 from lucius.engine.outbound.host_queue import RequestTarget, Waiting
-from lucius.engine.outbound.webhook_body import webhook_body, webhook_id
 from lucius.ports.engine import Engine
 from lucius.ports.errors import CallFailed, CallRefused, LedgerError
 from lucius.ports.http import Caller, Closed, HttpResponse, Outgoing, Slot
 from lucius.ports.ledger import Ledger
+from lucius.usecases.queries.views import error_view, reported_output_ref
+from lucius.usecases.timestamps import timestamp, timestamp_or_none
 
 log = structlog.get_logger(__name__)
 
@@ -125,3 +127,42 @@ def _by_status(row: OutboxRow, answer: HttpResponse) -> WebhookAttempted:
         return WebhookAttempted(row=row)
     error = ErrorInfo(f"HTTP_{answer.status}", "the receiver did not accept the webhook")
     return WebhookAttempted(row=row, error=error, retry_after_ms=answer.retry_after_ms, final=answer.status == 410)
+
+
+def webhook_id(job_id: str, run_no: int) -> str:
+    """Return the webhook's id, which is the same in every delivery, so that receivers can detect repeats."""
+    return f"{job_id}~run{run_no}"
+
+
+def webhook_body(view: JobSnapshot, run_no: int) -> dict[str, Any]:
+    """Return the webhook's body; for an earlier run, only how it ended.
+
+    `view` must have the step whose result is the job's output.
+    """
+    job, command = view.job, view.job.command
+    past = next((run for run in job.runs if run.run_no == run_no), None)
+    status, error, at = (
+        (past.status, past.error, past.completed_at) if past else (job.status, job.error, job.completed_at)
+    )
+    output = view.steps.get(job.output_step_id) if job.output_step_id and past is None else None
+    problem = error_view(error)
+    return {
+        "type": f"job.{str(status).lower()}",
+        "timestamp": timestamp(at or job.updated_at),
+        "data": {
+            "jobId": job.job_id,
+            "tenant_id": job.tenant_id,
+            "request_type": command.request_type,
+            "protocol_version": job.protocol_version,
+            "status": str(status),
+            "run_no": run_no,
+            "error": {"code": problem.code, "message": problem.message} if problem else None,
+            "output_ref": command.output_ref,
+            "reported_output_ref": reported_output_ref(view) if past is None else None,
+            "output": output.result if output else None,
+            "correlation_id": command.correlation_id,
+            "doc_id": command.doc_id,
+            "created_at": timestamp(job.created_at),
+            "completed_at": timestamp_or_none(at),
+        },
+    }

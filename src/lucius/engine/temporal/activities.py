@@ -41,7 +41,8 @@ from lucius.ports.errors import (
 )
 from lucius.ports.http import Caller, Closed
 from lucius.ports.inbox import Inbox, InboxMessage
-from lucius.ports.ledger import JobReader, Ledger
+from lucius.ports.ledger import Ledger
+from lucius.ports.readers import JobReader
 from lucius.usecases.handover.directive_loader import DirectiveLoader
 from lucius.usecases.handover.unacked_caps import UnackedCaps
 

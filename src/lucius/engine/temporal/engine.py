@@ -59,7 +59,8 @@ from lucius.ports.clock import Clock
 from lucius.ports.engine import Engine, EngineHealth, Inputs
 from lucius.ports.errors import EngineDown, LimitReached
 from lucius.ports.inbox import Inbox, InboxMessage
-from lucius.ports.ledger import JobReader, Ledger
+from lucius.ports.ledger import Ledger
+from lucius.ports.readers import JobReader
 
 log = structlog.get_logger(__name__)
 

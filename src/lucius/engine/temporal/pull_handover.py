@@ -22,7 +22,7 @@ from lucius.engine.temporal.shortcuts import SendSignal
 from lucius.ports.clock import Clock
 from lucius.ports.errors import EngineDown, LedgerError, LimitReached
 from lucius.ports.inbox import Inbox, InboxMessage
-from lucius.ports.ledger import JobReader
+from lucius.ports.readers import JobReader
 
 log = structlog.get_logger(__name__)
 

@@ -18,7 +18,7 @@ from lucius.core.model.statuses import Disposition, FailureClass
 from lucius.core.policies.failure_classes import failure_class
 from lucius.ports.clock import Clock
 from lucius.ports.engine import Engine
-from lucius.ports.ledger import HistoryReader, JobReader
+from lucius.ports.readers import HistoryReader, JobReader
 from lucius.ports.sightings import Sender
 from lucius.usecases.callbacks.error_messages import redacted
 from lucius.usecases.callbacks.tokens import Claims, TokenSigner

@@ -10,7 +10,7 @@ from lucius.backoff import KeyedBackoff
 from lucius.core.model.records import Millis, OutboxRow
 from lucius.ports.clock import Clock
 from lucius.ports.errors import LedgerError
-from lucius.ports.ledger import Outbox, PendingQuery
+from lucius.ports.outbox import Outbox, PendingQuery
 from lucius.ports.peers import Wake
 from lucius.usecases.notifier import Notifier
 

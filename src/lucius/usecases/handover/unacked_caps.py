@@ -9,7 +9,7 @@ from collections.abc import Collection
 from lucius.core.model.counters import unacked_counter, unacked_service
 from lucius.core.model.inputs import Cap
 from lucius.core.model.records import OutboxRow
-from lucius.ports.ledger import JobReader
+from lucius.ports.readers import JobReader
 from lucius.usecases.notifier import Notifier
 
 

@@ -11,7 +11,7 @@ from lucius.core.model.inputs import Cancel, CastVote, GiveSignal, Input, Pause,
 from lucius.core.model.records import Instant
 from lucius.ports.config import ANY
 from lucius.ports.engine import Engine, Inputs
-from lucius.ports.ledger import Outbox, PendingQuery
+from lucius.ports.outbox import Outbox, PendingQuery
 from lucius.usecases.access.auth import Principal
 from lucius.usecases.notifier import Notifier
 from lucius.usecases.operations.operator_actions import MAX_SIGNAL_BYTES, RunLimits, carry_out, require_small

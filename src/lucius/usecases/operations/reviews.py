@@ -16,7 +16,7 @@ from lucius.core.model.records import Quarantined, ReviewItem
 from lucius.core.model.statuses import ReviewKind, ReviewStatus
 from lucius.ports.engine import Engine, Inputs
 from lucius.ports.errors import LedgerError
-from lucius.ports.ledger import HistoryReader, JobReader, ReviewFilter, ReviewReader
+from lucius.ports.readers import HistoryReader, JobReader, ReviewFilter, ReviewReader
 from lucius.usecases.access.auth import Principal
 from lucius.usecases.errors import RejectCode, Rejected
 from lucius.usecases.operations.operator_actions import (
@@ -29,9 +29,11 @@ from lucius.usecases.operations.operator_actions import (
 )
 from lucius.usecases.operations.rerun_preview import Effect, effect_of
 from lucius.usecases.queries.jobs import Queries
-from lucius.usecases.queries.review_views import effect_fields, item_fields, item_view
+from lucius.usecases.queries.views import error_view
+from lucius.usecases.timestamps import timestamp
 
 MAX_CONCURRENT_ACTS = 25
+MAX_SHOWN_STEPS = 100
 ACTS: dict[ReviewKind, tuple[str, ...]] = {
     ReviewKind.JOB_FAILED: ("retry", "skip", "compensate", "discard"),
     ReviewKind.POISON: ("retry", "skip", "compensate", "discard"),
@@ -79,13 +81,13 @@ class Reviews:
             page = await self._reviews.reviews(_seen_by(who, where), limit, cursor)
         except ValueError as error:
             raise Rejected(RejectCode.INVALID_CURSOR, str(error)) from None
-        return [item_view(item) for item in page.items], page.next_cursor
+        return [_item_view(item) for item in page.items], page.next_cursor
 
     async def groups(self, who: Principal, where: ReviewFilter, limit: int) -> list[ReviewGroupView]:
         found = await self._reviews.review_groups(_seen_by(who, where), limit)
         return [
             ReviewGroupView(
-                signature=group.signature, kind=group.kind, count=group.count, newest=item_view(group.newest)
+                signature=group.signature, kind=group.kind, count=group.count, newest=_item_view(group.newest)
             )
             for group in found
         ]
@@ -97,7 +99,7 @@ class Reviews:
         kept = await self._kept(item)
         acts = ACTS[item.kind] if item.status is ReviewStatus.OPEN else ()
         return ReviewDetail(
-            **item_fields(item),
+            **_item_fields(item),
             job_status=job.status,
             blocked_on=job.blocked_on,
             job_error=job.error,
@@ -110,7 +112,7 @@ class Reviews:
             _, effect = await self._evaluate(item, RequestedAct(act=act, reason="", result=None), who, Counter())
         except Rejected as refused:
             return ReviewOption(act=act, allowed=False, code=refused.code, message=refused.detail)
-        return ReviewOption(act=act, allowed=True, **effect_fields(effect))
+        return ReviewOption(act=act, allowed=True, **_effect_fields(effect))
 
     async def act(
         self, review_id: str, requested: RequestedAct, who: Principal, planned: Counter[str] | None = None
@@ -135,7 +137,7 @@ class Reviews:
             jobId=item.job_id,
             job_status=decision.job.status,
             run_no=decision.job.run_no,
-            **effect_fields(effect),
+            **_effect_fields(effect),
         )
 
     async def act_on_all(self, review_ids: Sequence[str], requested: RequestedAct, who: Principal) -> list[ActOutcome]:
@@ -262,3 +264,42 @@ def invalid(pointer: str, message: str) -> Rejected:
 
 def _not_applicable(item: ReviewItem, why: str) -> Rejected:
     return Rejected(RejectCode.ACT_NOT_APPLICABLE, why, job_id=item.job_id)
+
+
+def _effect_fields(effect: Effect) -> dict[str, Any]:
+    return {
+        "re_executes": list(effect.again[:MAX_SHOWN_STEPS]),
+        "runs": list(effect.first[:MAX_SHOWN_STEPS]),
+        "keeps": list(effect.kept[:MAX_SHOWN_STEPS]),
+        "undoes": list(effect.undone[:MAX_SHOWN_STEPS]),
+        "re_executes_total": len(effect.again),
+        "keeps_total": len(effect.kept),
+        "runs_total": len(effect.first),
+        "undoes_total": len(effect.undone),
+    }
+
+
+def _item_view(item: ReviewItem) -> ReviewItemView:
+    return ReviewItemView(**_item_fields(item))
+
+
+def _item_fields(item: ReviewItem) -> dict[str, Any]:
+    return {
+        "review_id": item.review_id,
+        "jobId": item.job_id,
+        "tenant_id": item.tenant_id,
+        "request_type": item.request_type,
+        "kind": item.kind,
+        "status": item.status,
+        "signature": item.signature,
+        "created_at": timestamp(item.created_at),
+        "updated_at": timestamp(item.updated_at),
+        "run_no": item.run_no,
+        "stepId": item.step_id,
+        "attempt_no": item.attempt_no,
+        "failure_class": item.failure_class,
+        "error": error_view(item.error),
+        "resolved_by": item.resolved_by,
+        "act": item.act,
+        "reason": item.reason,
+    }

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from lucius.contract.control import AuditView, ChainBreak
 from lucius.core.model.decision import JobSnapshot
 from lucius.core.model.event_chain import ChainVerifier, attempt_name, seal_attempt
-from lucius.ports.ledger import HistoryReader, JobReader, StoredAttempt, StoredEvent
+from lucius.ports.readers import HistoryReader, JobReader, StoredAttempt, StoredEvent
 
 PAGE_EVENTS = 500
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from lucius.contract import ServiceBacklog
 from lucius.core.model.counters import PENDING, UNACKED, counters_of, pending_by_lane, unacked_by_service
 from lucius.ports.clock import Clock
-from lucius.ports.ledger import JobReader, Oldest
+from lucius.ports.readers import JobReader, Oldest
 from lucius.usecases.timestamps import timestamp
 
 

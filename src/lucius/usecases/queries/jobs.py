@@ -17,7 +17,8 @@ from lucius.core.model.decision import Env, JobSnapshot
 from lucius.core.model.records import Job
 from lucius.core.model.statuses import BlockedReason
 from lucius.core.protocol.definition import ENGINE_SERVICES
-from lucius.ports.ledger import HistoryReader, JobFilter, JobReader, Ledger
+from lucius.ports.ledger import Ledger
+from lucius.ports.readers import HistoryReader, JobFilter, JobReader
 from lucius.usecases.access.auth import Authenticator, Principal
 from lucius.usecases.errors import RejectCode, Rejected
 from lucius.usecases.notifier import Notifier

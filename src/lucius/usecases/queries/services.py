@@ -20,7 +20,7 @@ from lucius.core.model.records import Instant, Millis
 from lucius.core.protocol.definition import ENGINE_SERVICES
 from lucius.ports.clock import Clock
 from lucius.ports.errors import LedgerError
-from lucius.ports.ledger import JobReader, Oldest
+from lucius.ports.readers import JobReader, Oldest
 from lucius.ports.sightings import (
     MAX_INSTANCES,
     MAX_SERVICES,

@@ -8,7 +8,7 @@ from lucius.core.model.decision import Decision
 from lucius.core.model.inputs import Cap
 from lucius.ports.admission import MARK_SECONDS, AdmissionCache
 from lucius.ports.errors import LimitReached
-from lucius.ports.ledger import JobReader
+from lucius.ports.readers import JobReader
 
 REPAIR_INTERVAL_SECONDS = 0.5
 MAX_WATCHED_COUNTERS = 1_000

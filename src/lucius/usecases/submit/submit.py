@@ -1,12 +1,13 @@
 """Submission of a command: from its bytes to a durable job, in a fixed order of checks. A refusal creates nothing."""
 
+import difflib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from msgspec.structs import replace
 
-from lucius.contract import Accepted, ClientCallbackUrls, CommandEnvelope
+from lucius.contract import Accepted, ClientCallbackUrls, CommandEnvelope, Fault
 from lucius.core.model.inputs import Input, Start, Submit
 from lucius.core.model.records import Command
 from lucius.core.model.routing import route
@@ -16,15 +17,16 @@ from lucius.ports.config import ConfigSource
 from lucius.ports.engine import Engine
 from lucius.ports.errors import AlreadyAccepted, LimitReached
 from lucius.ports.ledger import IdempotencyRow, Ledger, idempotency_token
+from lucius.ports.protocols import ProtocolVersion
 from lucius.usecases.access.auth import Principal
 from lucius.usecases.catalog.catalog import Catalog
+from lucius.usecases.catalog.lifecycle import named
 from lucius.usecases.errors import RejectCode, Rejected
 from lucius.usecases.submit.admission import Admission
 from lucius.usecases.submit.canonical import command_value, fingerprint
 from lucius.usecases.submit.envelope import decode_command, find_tenant
 from lucius.usecases.submit.limits import LimitDefaults, ModeChoice, caps, over_limit, resolve_mode
 from lucius.usecases.submit.payloads import Payloads
-from lucius.usecases.submit.protocols import choose_protocol
 from lucius.usecases.submit.ref_policy import RefPolicies
 from lucius.usecases.submit.refs import check_callback_urls, check_refs
 from lucius.usecases.submit.request_context import NOTHING, RequestContext, apply_context
@@ -248,3 +250,38 @@ def _given_urls(urls: ClientCallbackUrls | None) -> dict[str, str]:
         return {}
     given = {"ack": urls.ack, "result": urls.result, "job": urls.job}
     return {name: url for name, url in given.items() if url is not None}
+
+
+def choose_protocol(catalog: Catalog, request_type: str, version: int | None = None) -> ProtocolDefinition:
+    """Return the newest version, or the requested one.
+
+    Raises Rejected: UNKNOWN_REQUEST_TYPE, UNKNOWN_PROTOCOL_VERSION, or PROTOCOL_DEPRECATED with the successor named.
+    """
+    protocol = catalog.resolve(request_type, version)
+    if protocol is not None:
+        return protocol
+    retired = catalog.retired(request_type, version)
+    if retired is not None:
+        raise _deprecated(catalog, retired, "/request_type" if version is None else "/protocol_version")
+    kind = catalog.request_type(request_type)
+    if kind is None:
+        raise _unknown_type(catalog, request_type)
+    versions = [str(other.version) for other in catalog.list() if other.request_type == kind]
+    message = f"{kind} has no version {version}; it has {', '.join(versions) or 'none in use'}"
+    raise Rejected(RejectCode.UNKNOWN_PROTOCOL_VERSION, message, [Fault("/protocol_version", message)])
+
+
+def _deprecated(catalog: Catalog, retired: ProtocolVersion, pointer: str) -> Rejected:
+    successor = catalog.successor(retired)
+    instead = f"use {successor.request_type} version {successor.version}" if successor else "it has no successor"
+    reason = f" ({retired.deprecated.reason})" if retired.deprecated and retired.deprecated.reason else ""
+    message = f"{named(retired)} is deprecated{reason}; {instead}"
+    return Rejected(RejectCode.PROTOCOL_DEPRECATED, message, [Fault(pointer, message)])
+
+
+def _unknown_type(catalog: Catalog, request_type: str) -> Rejected:
+    known = sorted({protocol.request_type for protocol in catalog.list()})
+    close = difflib.get_close_matches(request_type.upper(), known, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    message = f"unknown request type; {hint}known: {', '.join(known) or 'none'}"
+    return Rejected(RejectCode.UNKNOWN_REQUEST_TYPE, message, [Fault("/request_type", message)])

@@ -5,7 +5,7 @@ from itertools import islice
 from lucius.adapters.ledger.memory.tables import MemoryTables
 from lucius.core.model.decision import EndedAttempt
 from lucius.core.model.records import Event, Quarantined
-from lucius.ports.ledger import StoredAttempt, StoredEvent
+from lucius.ports.readers import StoredAttempt, StoredEvent
 
 
 class MemoryHistoryReader:

@@ -15,7 +15,7 @@ from lucius.adapters.ledger.search_page import (
 from lucius.core.model.counters import select_counters
 from lucius.core.model.decision import JobSnapshot
 from lucius.core.model.records import Instant, Job
-from lucius.ports.ledger import JobFilter, JobPage, Oldest
+from lucius.ports.readers import JobFilter, JobPage, Oldest
 
 
 class MemoryJobReader:

@@ -6,7 +6,7 @@ from itertools import islice
 from lucius.adapters.ledger.memory.tables import MemoryTables
 from lucius.adapters.ledger.tenant_fairness import QueueKey, take_round_robin
 from lucius.core.model.records import Instant, OutboxRow
-from lucius.ports.ledger import PendingQuery
+from lucius.ports.outbox import PendingQuery
 
 
 class MemoryOutbox:

@@ -6,7 +6,7 @@ from itertools import islice
 from lucius.adapters.ledger.page_cursor import decode_cursor, encode_cursor
 from lucius.core.model.records import ReviewItem
 from lucius.core.model.statuses import ReviewKind, ReviewStatus
-from lucius.ports.ledger import ReviewFilter, ReviewGroup, ReviewPage
+from lucius.ports.readers import ReviewFilter, ReviewGroup, ReviewPage
 
 
 class MemoryReviews:

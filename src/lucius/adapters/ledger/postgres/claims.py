@@ -22,7 +22,7 @@ from lucius.core.model.records import Instant, Millis, OutboxRow
 from lucius.core.model.statuses import OutboxStatus
 from lucius.core.protocol.definition import WEBHOOK_SERVICE
 from lucius.ports.clock import Clock
-from lucius.ports.ledger import PendingQuery
+from lucius.ports.outbox import PendingQuery
 from lucius.ports.store import StoreHooks
 
 PREFETCH_HOLD_MS: Millis = 5_000

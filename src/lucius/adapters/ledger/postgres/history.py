@@ -8,7 +8,7 @@ from lucius.adapters.ledger.postgres.text_encoding import is_valid_text
 from lucius.adapters.ledger.sql_files import load_statements
 from lucius.core.model.decision import EndedAttempt
 from lucius.core.model.records import Event, Quarantined
-from lucius.ports.ledger import StoredAttempt, StoredEvent
+from lucius.ports.readers import StoredAttempt, StoredEvent
 
 _LAST = 2**63 - 1
 

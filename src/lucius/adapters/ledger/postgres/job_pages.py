@@ -8,7 +8,7 @@ from lucius.adapters.ledger.postgres.text_encoding import is_valid_text
 from lucius.adapters.ledger.sql_files import load_statements
 from lucius.core.model.records import Instant
 from lucius.core.model.statuses import TERMINAL_JOB
-from lucius.ports.ledger import JobFilter
+from lucius.ports.readers import JobFilter
 
 _LAST = 2**63 - 1
 _AFTER_ID = "\x7f"  # sorts after every character of a job id

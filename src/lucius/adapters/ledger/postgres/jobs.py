@@ -21,7 +21,7 @@ from lucius.core.model.counters import is_prefix
 from lucius.core.model.decision import JobSnapshot
 from lucius.core.model.records import Instant, Step
 from lucius.core.protocol.definition import ProtocolDefinition
-from lucius.ports.ledger import MAX_TENANTS, JobFilter, JobPage, Oldest
+from lucius.ports.readers import MAX_TENANTS, JobFilter, JobPage, Oldest
 
 _LAST = 2**63 - 1
 

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from lucius.adapters.ledger.postgres.claims import OutboxClaims
 from lucius.adapters.ledger.postgres.notify import PeerNotifier
 from lucius.core.model.records import OutboxRow
-from lucius.ports.ledger import PendingQuery
+from lucius.ports.outbox import PendingQuery
 
 
 class PostgresOutbox:

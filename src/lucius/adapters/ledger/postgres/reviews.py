@@ -9,7 +9,7 @@ from lucius.adapters.ledger.postgres.text_encoding import is_valid_text
 from lucius.adapters.ledger.sql_files import load_statements
 from lucius.core.model.records import ReviewItem
 from lucius.core.model.statuses import ReviewKind, ReviewStatus
-from lucius.ports.ledger import ReviewFilter, ReviewGroup, ReviewPage
+from lucius.ports.readers import ReviewFilter, ReviewGroup, ReviewPage
 
 _LAST = 2**63 - 1
 

@@ -17,7 +17,7 @@ from lucius.adapters.ledger.search_page import (
 )
 from lucius.adapters.ledger.sql_files import load_statements
 from lucius.core.model.records import Job
-from lucius.ports.ledger import JobFilter, JobPage
+from lucius.ports.readers import JobFilter, JobPage
 
 _SQL = load_statements(__package__, "searching")
 

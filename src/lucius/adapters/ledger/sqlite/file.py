@@ -1,5 +1,7 @@
 """The ledger file: opens it safely and translates SQLite's errors."""
 
+import fcntl
+import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
@@ -7,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from lucius.adapters.ledger.sql_files import load_statements
-from lucius.adapters.ledger.sqlite.lock import WriterLock
 from lucius.adapters.ledger.sqlite.schema import APPLICATION_ID, DEVELOPMENT_APPLICATION_IDS, MIGRATIONS, Migration
 from lucius.ports.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerFull, LedgerTooNew, LedgerTooOld
 from lucius.private_files import create_private_file, tighten_files
@@ -22,6 +23,32 @@ _SQL = load_statements(__package__, "file")
 
 Row = tuple[Any, ...]
 Write = tuple[str, Iterable[Row]]
+
+
+class WriterLock:
+    """An exclusive lock of the one process that may write, on `<ledger>.lock`; the operating system releases it.
+
+    The file names its holder, for the error message of others.
+    """
+
+    def __init__(self, ledger: Path) -> None:
+        self.path = ledger.with_name(ledger.name + ".lock")
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(self._fd, 20).decode(errors="replace").strip() or "unknown"
+            os.close(self._fd)
+            raise LedgerBusy(
+                f"ledger {ledger} is open in process {holder}, and only one process may write it: stop that process "
+                f"(see it with `ps -p {holder}`), or speak to it over HTTP instead of opening its ledger"
+            ) from error
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Release the lock. The file stays: removing it would let two processes lock two different files."""
+        os.close(self._fd)
 
 
 class SqliteFile:

@@ -5,7 +5,7 @@ from lucius.adapters.ledger.sql_files import load_statements
 from lucius.adapters.ledger.sqlite.file import SqliteFile
 from lucius.core.model.decision import EndedAttempt
 from lucius.core.model.records import Event, Quarantined
-from lucius.ports.ledger import StoredAttempt, StoredEvent
+from lucius.ports.readers import StoredAttempt, StoredEvent
 
 _SQL = load_statements(__package__, "history")
 EVENTS = _SQL["events"]

@@ -17,7 +17,7 @@ from lucius.core.model.counters import select_counters
 from lucius.core.model.decision import JobSnapshot
 from lucius.core.model.records import Instant, Job
 from lucius.core.model.statuses import BlockedReason, JobStatus
-from lucius.ports.ledger import MAX_TENANTS, JobFilter, JobPage, Oldest
+from lucius.ports.readers import MAX_TENANTS, JobFilter, JobPage, Oldest
 
 _LAST_ID = 2**62
 

@@ -13,7 +13,7 @@ from lucius.adapters.ledger.sqlite.filters import Filters
 from lucius.adapters.ledger.sqlite.memory_state import MemoryState, PendingIndex
 from lucius.adapters.ledger.tenant_fairness import QueueKey, take_round_robin
 from lucius.core.model.records import Instant, OutboxRow
-from lucius.ports.ledger import PendingQuery
+from lucius.ports.outbox import PendingQuery
 
 _SQL = load_statements(__package__, "outbox")
 

@@ -7,7 +7,7 @@ from lucius.adapters.ledger.sqlite.file import SqliteFile
 from lucius.adapters.ledger.sqlite.filters import Filters
 from lucius.core.model.records import ReviewItem
 from lucius.core.model.statuses import ReviewKind, ReviewStatus
-from lucius.ports.ledger import ReviewFilter, ReviewGroup, ReviewPage
+from lucius.ports.readers import ReviewFilter, ReviewGroup, ReviewPage
 
 _LAST = 2**62
 

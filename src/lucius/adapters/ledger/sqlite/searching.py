@@ -17,7 +17,7 @@ from lucius.adapters.ledger.sqlite.file import SqliteFile
 from lucius.adapters.ledger.sqlite.filters import Filters, placeholders
 from lucius.adapters.ledger.sqlite.memory_state import first_id_after
 from lucius.core.model.records import Job
-from lucius.ports.ledger import JobFilter, JobPage
+from lucius.ports.readers import JobFilter, JobPage
 
 _SQL = load_statements(__package__, "searching")
 

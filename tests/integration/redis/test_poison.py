@@ -11,7 +11,7 @@ import redis
 from lucius.adapters.bus.redis.consumer import RedisConsumer
 from lucius.contract import Directive
 from lucius.core.model.statuses import JobStatus, ReviewKind
-from lucius.ports.ledger import ReviewFilter
+from lucius.ports.readers import ReviewFilter
 from tests.conformance.control_plane import QUIET, ControlPlaneUnderTest, control_plane
 from tests.support.redis import RedisServer
 
