@@ -60,7 +60,7 @@ class GaveUp(msgspec.Struct, frozen=True):
 Delivery = Delivered | CallbackRefused | GaveUp
 
 
-class CallbackAnswer(msgspec.Struct):
+class AnswerMembers(msgspec.Struct):
     """The members read from a callback's answer or problem document."""
 
     status: int = 0
@@ -72,7 +72,7 @@ class CallbackAnswer(msgspec.Struct):
 
 
 class _BatchAnswer(msgspec.Struct):
-    results: list[CallbackAnswer]
+    results: list[AnswerMembers]
 
 
 class OutgoingCallback:
@@ -114,7 +114,7 @@ class OutgoingCallback:
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_answer = msgspec.json.Decoder(CallbackAnswer).decode
+_decode_answer = msgspec.json.Decoder(AnswerMembers).decode
 _decode_batch = msgspec.json.Decoder(_BatchAnswer).decode
 
 
@@ -330,7 +330,7 @@ class CallbackSender:
             reply = await self._transport.post(url, body, token, aside=aside)
         return reply
 
-    def _settle(self, callback: OutgoingCallback, answer: CallbackAnswer) -> None:
+    def _settle(self, callback: OutgoingCallback, answer: AnswerMembers) -> None:
         status = answer.status
         if 200 <= status < 300:
             # A LATE or DUPLICATE answer without a lease end means that the step or job has ended. With one, a success
@@ -412,7 +412,7 @@ def _instant(timestamp: str) -> float:
     return datetime.fromisoformat(timestamp).timestamp()
 
 
-def _batch_answers(reply: HttpReply, expected: int) -> list[CallbackAnswer] | None:
+def _batch_answers(reply: HttpReply, expected: int) -> list[AnswerMembers] | None:
     if not 200 <= reply.status < 300:
         return None
     try:
@@ -422,11 +422,11 @@ def _batch_answers(reply: HttpReply, expected: int) -> list[CallbackAnswer] | No
     return answers if len(answers) == expected else None
 
 
-def _answer(reply: HttpReply) -> CallbackAnswer:
+def _answer(reply: HttpReply) -> AnswerMembers:
     try:
         answer = _decode_answer(reply.body)
     except msgspec.DecodeError:
-        answer = CallbackAnswer()
+        answer = AnswerMembers()
     # An answer in another format comes from an intermediary, such as a gateway without a route: the orchestrator has
     # neither accepted nor refused the callback.
     ours = answer.disposition or answer.code or reply.status == TOO_LARGE

@@ -72,8 +72,8 @@ MAX_STARTS = 3
 
 RevivingInput = Retry | Skip | Compensate | Adopt
 EngineInput = DeadlinePassed | Repair | RetryHandOver
-Callback = Ack | Heartbeat | Succeeded | Failed | Poisoned
-SIGNALS: dict[type[Callback | HandedOver], str] = {
+CallbackInput = Ack | Heartbeat | Succeeded | Failed | Poisoned
+SIGNALS: dict[type[CallbackInput | HandedOver], str] = {
     Succeeded: "step_result",
     Failed: "step_result",
     Poisoned: "step_result",
@@ -150,7 +150,7 @@ class TemporalEngine:
 
         if not callable(inputs) and all(isinstance(one, HandedOver) for one in inputs):
             return await self._hand_over(job_id, inputs, step_id)
-        only_answers = not callable(inputs) and all(isinstance(one, Callback | EngineInput) for one in inputs)
+        only_answers = not callable(inputs) and all(isinstance(one, CallbackInput | EngineInput) for one in inputs)
         evaluated = await self._direct.evaluate(job_id, noting, step_id, fresh=True, only_answers=only_answers)
         snapshot, given = seen[-1]
         if snapshot.job.engine != TEMPORAL:
@@ -165,7 +165,7 @@ class TemporalEngine:
             return await self._direct.apply(job_id, inputs, step_id)
         if not evaluated.changes:
             return evaluated
-        if all(isinstance(one, Callback) for one in given):
+        if all(isinstance(one, CallbackInput) for one in given):
             with self._shortcuts.callback_in_flight(job_id):
                 return await self._signal_callback(snapshot, evaluated, given, inputs, step_id)
         (request,) = given
