@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,19 +58,19 @@ class Opened:
         self._threads = {*threading.enumerate()}
         self._files = self._open_files()
 
-    def _open_files(self) -> list[str]:
-        names = []
+    def _open_files(self) -> Counter[str]:
+        names: Counter[str] = Counter()
         for descriptor in os.listdir("/proc/self/fd"):
             try:
-                names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+                names[os.readlink(f"/proc/self/fd/{descriptor}")] += 1
             except FileNotFoundError:  # that of the listing
                 continue
-        return sorted(name for name in names if name.startswith("/") and not name.startswith("/dev/"))
+        return Counter({name: n for name, n in names.items() if name.startswith("/") and not name.startswith("/dev/")})
 
     async def assert_nothing_is_left(self) -> None:
         assert asyncio.all_tasks() - self._tasks == set()
         await until(lambda: not {*threading.enumerate()} - self._threads)
-        assert self._open_files() == self._files
+        assert not self._open_files() - self._files
 
 
 def fail(*args: Any, **kwargs: Any) -> Any:
