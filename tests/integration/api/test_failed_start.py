@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from lucius.adapters.bus.memory import MemoryBus
+from lucius.adapters.ledger.sqlite.file import SqliteFile
 from lucius.adapters.ledger.sqlite.versions import SqliteVersions
 from lucius.bootstrap import control_plane, lifecycle
 from lucius.bootstrap.lifecycle import open_runtime
@@ -18,6 +20,7 @@ from lucius.bootstrap.settings import Settings
 from lucius.engine.embedded.engine import EmbeddedEngine
 from lucius.engine.loops import EngineLoops
 from lucius.ports.errors import LedgerBusy, ProtocolError
+from lucius.usecases.queries.services import ServiceRegistry
 from tests.support.api import settings_for
 from tests.support.until import until
 
@@ -57,19 +60,19 @@ class Opened:
         self._threads = {*threading.enumerate()}
         self._files = self._open_files()
 
-    def _open_files(self) -> list[str]:
-        names = []
+    def _open_files(self) -> Counter[str]:
+        names: Counter[str] = Counter()
         for descriptor in os.listdir("/proc/self/fd"):
             try:
-                names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+                names[os.readlink(f"/proc/self/fd/{descriptor}")] += 1
             except FileNotFoundError:  # that of the listing
                 continue
-        return sorted(name for name in names if name.startswith("/") and not name.startswith("/dev/"))
+        return Counter({name: n for name, n in names.items() if name.startswith("/") and not name.startswith("/dev/")})
 
     async def assert_nothing_is_left(self) -> None:
         assert asyncio.all_tasks() - self._tasks == set()
         await until(lambda: not {*threading.enumerate()} - self._threads)
-        assert self._open_files() == self._files
+        assert not self._open_files() - self._files
 
 
 def fail(*args: Any, **kwargs: Any) -> Any:
@@ -178,6 +181,31 @@ async def test_part_that_can_not_be_closed_is_raised_by_the_stop_after_the_other
     assert opened.bus.is_closed
     assert opened.cache.is_closed
     await opened.assert_nothing_is_left()
+
+
+async def test_stop_waits_for_background_tasks_before_it_closes_the_ledger(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    close = SqliteFile.close
+
+    async def run_once(self: ServiceRegistry) -> None:
+        order.append("start")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            order.append("stop")
+
+    def close_ledger(self: SqliteFile) -> None:
+        order.append("ledger")
+        close(self)
+
+    monkeypatch.setattr(ServiceRegistry, "run_once", run_once)
+    monkeypatch.setattr(SqliteFile, "close", close_ledger)
+    async with open_runtime(settings):
+        await until(lambda: bool(order))
+    assert order == ["start", "stop", "ledger"]
 
 
 async def fail_to_close(*args: Any) -> None:
