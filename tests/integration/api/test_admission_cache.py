@@ -160,8 +160,9 @@ class TestRefusal:
     ) -> None:
         api = await start_cached()
         await fill_tenant(api)
+        before = api.runtime.config.current()
         write_config(tmp_path, {"limits": {"tenant_max_inflight": 2}})
-        assert api.runtime.config.refresh()
+        await until(lambda: api.runtime.config.current() is not before)
         (await submit(api, "second")).ok(202)
 
     async def test_replicas_share_the_cache(

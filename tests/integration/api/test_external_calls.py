@@ -12,6 +12,7 @@ from lucius.ports.errors import SettingsError
 from tests.integration.api.conftest import Start, write_config
 from tests.support.api import Api, serving, settings_for
 from tests.support.peer import always, peer
+from tests.support.until import until
 
 PROTOCOL = {
     "protocol_id": "pay",
@@ -91,8 +92,9 @@ async def test_changed_config_applies_to_the_next_call(start: Start, tmp_path: P
         )
         refused = (await api.get(f"/v1/jobs/{await submit_payment(api)}?wait=5")).ok()
         assert refused["error"]["code"] == "HOST_NOT_ALLOWED"
+        before = api.runtime.config.current()
         write_config(tmp_path, {"calls": {"hosts": ["127.0.0.1"], "allow_http": True, "allow_private": True}})
-        assert api.runtime.config.refresh()
+        await until(lambda: api.runtime.config.current() is not before)
         job = (await api.post("/v1/commands", api.command(request_type="PAY", payload={"amount": 13}))).ok(202)
         assert (await api.get(f"/v1/jobs/{job['jobId']}?wait=5")).ok()["status"] == "SUCCEEDED"
 

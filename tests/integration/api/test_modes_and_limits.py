@@ -9,6 +9,7 @@ import pytest
 from lucius.core.model.decision import Defaults
 from tests.integration.api.conftest import Start
 from tests.support.api import Api
+from tests.support.until import until
 
 PINNED = ("resolved_mode", "lane", "routing_key_used", "decision_source", "decision_reason")
 TENANTS = {
@@ -75,8 +76,9 @@ async def test_routing_is_pinned_on_every_attempt(start: Start, tmp_path: Path) 
     api = await start({"tenants": {"acme": {"mode": "BURST", "allow_burst": True}}}, defaults=Defaults(backoff_scale=0))
     job_id = await api.submit(doc_id="d")
     before = await api.step(job_id)
+    config = api.runtime.config.current()
     (tmp_path / "lucius.yaml").write_text("tenants: {acme: {mode: SAFE}}\n")
-    assert api.runtime.config.refresh()
+    await until(lambda: api.runtime.config.current() is not config)
     (await api.fail(await api.pull_one())).ok()
     await api.sweep()
     directive = await api.pull_one()
