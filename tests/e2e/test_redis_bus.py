@@ -56,6 +56,7 @@ def test_jobs_continue_although_a_service_is_killed(stack: Stack, server: RedisS
         submitted = [stack.api.submit(stack.command(number, "OCR_EMBEDDING_SIS")) for number in range(JOBS)]
         until(lambda: stack.api.get("/v1/jobs?blocked_on=RESULT")["jobs"], f"a service works; {stack.log('one')}", 60)
         one.kill()
+        submitted.append(stack.api.submit(stack.command(JOBS, "OCR_EMBEDDING_SIS")))  # work of each service for `two`
 
         def ended() -> bool:
             return all(stack.api.get(f"/v1/jobs/{job}")["status"] == "SUCCEEDED" for job in submitted)

@@ -200,7 +200,7 @@ async def test_submission_cancelled_during_its_commit_still_answers_the_pull() -
 
 async def test_timed_out_pull_waits_for_the_directive_assigned_to_it() -> None:
     engine = BlockableEngine()
-    pulling = await engine.waiting(seconds=0.05)
+    pulling = await engine.waiting(seconds=0.5)
     engine.open.clear()
     (submitting,) = engine.submitting()
     await until(lambda: not engine.in_line())
@@ -212,7 +212,7 @@ async def test_timed_out_pull_waits_for_the_directive_assigned_to_it() -> None:
 
 async def test_timed_out_pull_returns_empty_if_the_commit_of_its_directive_fails() -> None:
     engine = BlockableEngine()
-    pulling = await engine.waiting(seconds=0.05)
+    pulling = await engine.waiting(seconds=0.5)
     engine.open.clear()
     (submitting,) = engine.submitting()
     await until(lambda: not engine.in_line())
