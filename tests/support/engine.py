@@ -56,6 +56,7 @@ class Engine:
         max_unacked: int = 1_000,
         on_failure: Callable[[str], None] = lambda name: None,
         sweep_interval: float = 3_600,
+        jitter: float = 0.5,
     ) -> None:
         self.clock = ManualClock()
         self.notifier, self.store = Notifier(), open_memory()
@@ -64,7 +65,7 @@ class Engine:
         self.store.hooks.on_commit = self.notifier.committed
         self.policy = CallPolicy(hosts=hosts or ("127.0.0.1",), allow_http=True, allow_private=True, per_host=per_host)
         self._ids = 0
-        self.env = Env(self._new_id, lambda: 0.5, Defaults(), CelTools())
+        self.env = Env(self._new_id, lambda: jitter, Defaults(), CelTools())
         caps = UnackedCaps(self.store.jobs, self.notifier, max_unacked)
         self.broker = HandoverBroker(self.ledger, self.notifier.pulls, caps, self.env.jitter)
         self.jobs = EmbeddedEngine(self.ledger, clock, self.env, self.broker)

@@ -27,8 +27,8 @@ SIS = StepSpec(step_id="sis", step_type="SIS", service="sis")
 class BlockableEngine(Engine):
     """An engine whose commits wait until `open` is set, and can be made to fail."""
 
-    def __init__(self, max_unacked: int = 1_000) -> None:
-        super().__init__(max_unacked=max_unacked)
+    def __init__(self, max_unacked: int = 1_000, jitter: float = 0.5) -> None:
+        super().__init__(max_unacked=max_unacked, jitter=jitter)
         self.open = asyncio.Event()
         self.open.set()
         self.failure: Exception | None = None
@@ -414,6 +414,22 @@ async def test_row_is_announced_to_other_processes_if_only_pulls_at_their_cap_wa
     bound = await engine.waiting(tenants=OWN, seconds=60)
     assert engine.notifier.awaits(row), "the window had room"
     bound.cancel()
+
+
+@pytest.mark.parametrize(("jitter", "served"), [(0.0, "a3"), (0.9, "b1")])
+async def test_tenants_of_a_key_are_served_in_random_order_if_the_window_of_one_is_nearly_full(
+    jitter: float, served: str
+) -> None:
+    engine = BlockableEngine(max_unacked=2, jitter=jitter)
+    for job_id in ("a1", "a2", "a3", "b1"):
+        await engine.submit(OCR, job_id=job_id, tenant_id=job_id[0])
+    held = await engine.directive_pulls.pull("ocr", 9, 0, tenants=frozenset("a"))
+    assert (
+        await engine.directive_pulls.pull("ocr", 9, 0, tenants=frozenset("a")) == []
+    )  # learns that the window is full
+    first = held[0]
+    await engine.feed(Ack(step_id="ocr", attempt_no=first.attempt_no, lease_id=first.lease_id), job_id=first.jobId)
+    assert [one.jobId for one in await engine.directive_pulls.pull("ocr", 9, 0, tenants=frozenset("ab"))] == [served]
 
 
 async def test_tenant_at_its_cap_does_not_keep_a_key_from_the_directives_of_its_other_tenants() -> None:
