@@ -78,7 +78,7 @@ docs: .venv/.done  ## write the pages and the table of the SDK that are generate
 	$(BIN)/python -m scripts.retry_matrix
 	$(BIN)/python -m scripts.settings_reference
 	$(BIN)/python -m scripts.cli_reference
-	$(BIN)/python -m scripts.failure_table
+	$(BIN)/python -m scripts.sdk_failure_classes
 
 clean:
 	rm -rf .venv .uv .lucius

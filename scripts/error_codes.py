@@ -9,7 +9,9 @@ from scripts.pages import keep
 INTRODUCTION = f"""\
 <!-- Written by scripts/error_codes.py from src/lucius/usecases/errors.py. Do not edit: run the script. -->
 
-# Errors
+# Errors of the HTTP API
+
+The codes of failed steps are in [the retry matrix](retries.md).
 
 A refused request gets `{MEDIA_TYPE}` (RFC 9457), and nothing of it is stored:
 

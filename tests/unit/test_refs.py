@@ -3,10 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from lucius.addresses import is_private_host
 from lucius.contract import ClientCallbackUrls, Fault, RefRules
 from lucius.contract.refs import Use, find_policy_faults
 from lucius.contract.reserved_names import DATA_FILES
+from lucius.public_addresses import is_private_host
 from lucius.usecases.submit import refs as checks
 from lucius.usecases.submit.ref_policy import NamedRules
 from lucius.usecases.submit.refs import check_callback_urls

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from lucius.addresses import is_public
 from lucius.cli.errors import Unsuccessful
 from lucius.contract.refs import DEFAULT_PORTS
+from lucius.public_addresses import is_public
 
 CHUNK_BYTES = 256 * 1024
 CONNECT_SECONDS = 10.0

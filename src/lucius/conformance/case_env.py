@@ -11,9 +11,9 @@ import msgspec
 
 from lucius.conformance import process
 from lucius.conformance.attempt_log import AttemptLog, PlayedAttempt, now
+from lucius.conformance.buses import new_feed
 from lucius.conformance.directives import DirectiveFactory
 from lucius.conformance.feed import Feed, LocalFeed, QueuedMessage
-from lucius.conformance.feed_redis import RedisFeed
 from lucius.conformance.model import CaseFailed, NotShown, Options, Pace
 from lucius.conformance.process import ServiceProcess, describe_exit
 from lucius.conformance.server import Orchestrator
@@ -54,7 +54,7 @@ class CaseEnv:
         local = LocalFeed(self.attempt_log.handed_over)
         self.server = Orchestrator(self.attempt_log, local, self._key, self._changed.set)
         self.server.service = options.service or (pace.service if pace else None)
-        self.feed: Feed = local if options.bus == "local:" else self._redis(options)
+        self.feed: Feed = new_feed(options.bus, self.server.service, self.attempt_log, local)
         self.process: ServiceProcess | None = None
         self.may_end = False
         """True if the process may end by itself."""
@@ -65,12 +65,6 @@ class CaseEnv:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         await self.server.start()
         await self.feed.open()
-
-    def _redis(self, options: Options) -> Feed:
-        assert self.server.service is not None
-        feed = RedisFeed(options.bus, self.server.service, self.attempt_log.handed_over)
-        self.attempt_log.on_implied_hand_over = feed.was_taken
-        return feed
 
     async def close(self) -> None:
         if self.process is not None:

@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from lucius.conformance.attempt_log import PlayedAttempt
 from lucius.conformance.directives import timestamp_in
-from lucius.conformance.model import Misuse
 from lucius.contract import PullRequest
 
 
@@ -109,12 +108,3 @@ def stamp(attempt: PlayedAttempt) -> None:
     """Set the ACK deadline at the first hand-over; a repeated message stays unchanged."""
     if not attempt.handed_over:
         attempt.directive["ack_deadline"] = timestamp_in(attempt.ack_seconds)
-
-
-def check_bus(url: str, service: str | None) -> None:
-    """Raise Misuse for a bus the kit does not support."""
-    scheme = url.partition(":")[0]
-    if scheme not in ("local", "redis", "rediss", "unix"):
-        raise Misuse(f"the kit supports the buses local: and redis://, not {scheme}:")
-    if scheme != "local" and not service:
-        raise Misuse(f"--service is required for this bus ({scheme}:)")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lucius.conformance.feed import check_bus
+from lucius.conformance.buses import check_bus
 from lucius.conformance.model import Misuse, Options
 from lucius.strict_json import decode_object_option
 

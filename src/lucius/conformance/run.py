@@ -13,11 +13,10 @@ from msgspec.structs import replace
 
 from lucius.conformance import process
 from lucius.conformance.attempt_log import now
+from lucius.conformance.buses import check_bus, check_bus_packages
 from lucius.conformance.case import Case
 from lucius.conformance.case_env import CaseEnv, no_result, require_success
 from lucius.conformance.cases import all_cases
-from lucius.conformance.feed import check_bus
-from lucius.conformance.feed_redis import check_redis
 from lucius.conformance.model import (
     SCHEMA,
     CaseFailed,
@@ -63,8 +62,7 @@ async def run(
 ) -> Report:
     """Play all cases and return the report. `pace` is measured unless it is given. Raises Misuse."""
     check_bus(options.bus, options.service)
-    if options.bus != "local:":
-        check_redis()
+    check_bus_packages(options.bus)
     began, at = now(), datetime.now(UTC)
     with ExitStack() as stack:
         if options.keep is None:

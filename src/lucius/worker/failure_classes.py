@@ -1,6 +1,7 @@
 """Failure classes of the orchestrator, for the SDK, which does not import the core.
 
-Written by scripts/failure_table.py from core/policies/failure_classes.py. Run the script to change it.
+Written by scripts/sdk_failure_classes.py from core/policies/failure_classes.py. It has classes and statuses only:
+the core alone maps error codes. Run the script to change it.
 """
 
 from enum import StrEnum

@@ -22,7 +22,7 @@ from urllib.parse import SplitResult
 
 import msgspec
 
-from lucius.addresses import is_public
+from lucius.public_addresses import is_public
 from lucius.retry_after import parse_retry_after
 from lucius.worker.failure import NonRetryable, StepFailure, Transient, failure_from_status
 

@@ -16,11 +16,11 @@ from lucius.contract import Directive
 from lucius.ports.bus import Consumer
 from lucius.ports.errors import BusDown
 from lucius.worker.attempt import RunningAttempt
-from lucius.worker.bus_acks import DirectiveSettler
 from lucius.worker.callbacks import CallbackSender
 from lucius.worker.context import log_fields
 from lucius.worker.definition import ServiceDefinition
 from lucius.worker.directive_checks import check_directive
+from lucius.worker.directive_settler import DirectiveSettler
 from lucius.worker.execution import Executor, encode_failure
 from lucius.worker.failure import Stopped, StopReason
 from lucius.worker.hooks import call_all

@@ -24,12 +24,12 @@ from msgspec.structs import replace
 from lucius.adapters.http import destination
 from lucius.adapters.http.caller import HttpCaller
 from lucius.adapters.http.lookups import MAX_PARTY_LOOKUPS, Lookups, Resolve, resolve_by_system
-from lucius.addresses import is_public
 from lucius.core.model.statuses import FailureClass
 from lucius.core.policies.failure_classes import CODES
 from lucius.ports.config import CallbackPolicy, CallPolicy
 from lucius.ports.errors import CallFailed, CallRefused
 from lucius.ports.http import Closed, HttpResponse, Outgoing, Slot
+from lucius.public_addresses import is_public
 from tests.support.clock import ManualClock
 from tests.support.peer import Peer, always, in_turn, ok, peer
 

@@ -42,7 +42,7 @@ def classify(error: BaseException) -> tuple[str, str, float | None] | None:
 
 
 def test_table_of_failure_classes_is_the_one_of_the_core(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scripts.failure_table", "--check"]
+    command = [sys.executable, "-m", "scripts.sdk_failure_classes", "--check"]
     checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
     other = tmp_path / "failure_classes.py"

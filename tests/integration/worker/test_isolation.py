@@ -16,7 +16,7 @@ SDK = Path(__file__).parents[3] / "src" / "lucius" / "worker"
 THIRD_PARTY = {"aiohttp", "msgspec", "prometheus_client", "structlog", "yarl"}  # yarl is aiohttp's URL type
 OURS = (
     "lucius.worker",
-    "lucius.addresses",
+    "lucius.public_addresses",
     "lucius.contract",
     "lucius.ports.bus",
     "lucius.ports.errors",
@@ -68,9 +68,9 @@ MAIN = """
 import json, sys, time
 
 class Refusing:
-    allowed = ("lucius", "lucius.worker", "lucius.addresses", "lucius.contract", "lucius.ports", "lucius.ports.bus",
-               "lucius.ports.errors", "lucius.private_files", "lucius.terminal", "lucius.backoff", "lucius.version",
-               "lucius.durable_files", "lucius.retry_after",
+    allowed = ("lucius", "lucius.worker", "lucius.public_addresses", "lucius.contract", "lucius.ports",
+               "lucius.ports.bus", "lucius.ports.errors", "lucius.private_files", "lucius.terminal", "lucius.backoff",
+               "lucius.version", "lucius.durable_files", "lucius.retry_after",
                "lucius.adapters", "lucius.adapters.bus", "lucius.adapters.bus.local",
                *(f"lucius.contract.{part}" for part in @@CONTRACT@@))
     refused = ("fastapi", "starlette", "uvicorn", "typer", "click", "rich", "yaml", "cel_expr_python", "jsonschema_rs",
@@ -154,7 +154,7 @@ async def test_a_service_runs_with_nothing_else_of_lucius(orchestrator: FakeOrch
         "lucius.adapters",
         "lucius.adapters.bus",
         "lucius.adapters.bus.local",
-        "lucius.addresses",
+        "lucius.public_addresses",
         "lucius.contract",
         *(f"lucius.contract.{part}" for part in CONTRACT),
         "lucius.ports",

@@ -14,9 +14,9 @@ from msgspec import Struct
 from yarl import URL
 
 from lucius.adapters.http.lookups import Resolve
-from lucius.addresses import IPAddress, is_public, unwrap_ipv4
 from lucius.ports.config import CallbackPolicy, CallPolicy
 from lucius.ports.errors import CallFailed, CallRefused
+from lucius.public_addresses import IPAddress, is_public, unwrap_ipv4
 
 MAX_URL_CHARS = 8192
 _IN_PATH = "/%:@!$&'()*+,;="

@@ -4,7 +4,6 @@ import re
 from collections.abc import Collection, Sequence
 from ipaddress import ip_address
 
-from lucius.addresses import is_private_host
 from lucius.contract import ClientCallbackUrls, Fault
 from lucius.contract.refs import (
     DEFAULT_PORTS,
@@ -18,6 +17,7 @@ from lucius.contract.refs import (
     split_host,
 )
 from lucius.ports.config import ConfigSource
+from lucius.public_addresses import is_private_host
 from lucius.usecases.submit.ref_policy import NamedRules, RefPolicies
 
 

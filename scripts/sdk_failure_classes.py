@@ -12,7 +12,8 @@ WORKER = Path(__file__).resolve().parent.parent / "src" / "lucius" / "worker"
 HEAD = """\
 \"\"\"Failure classes of the orchestrator, for the SDK, which does not import the core.
 
-Written by scripts/failure_table.py from core/policies/failure_classes.py. Run the script to change it.
+Written by scripts/sdk_failure_classes.py from core/policies/failure_classes.py. It has classes and statuses only:
+the core alone maps error codes. Run the script to change it.
 \"\"\"
 
 from enum import StrEnum
@@ -29,4 +30,4 @@ def module() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(keep("failure_classes.py", "failure_table", module, WORKER))
+    sys.exit(keep("failure_classes.py", "sdk_failure_classes", module, WORKER))
