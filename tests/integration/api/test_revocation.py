@@ -40,7 +40,7 @@ async def test_stream_of_another_key_continues(keyed: Api, tmp_path: Path) -> No
     async with keyed.stream(f"/v1/jobs/{job_id}/events", authorization="Bearer reads") as stream:
         await stream.event()
         rewrite(tmp_path, api_keys=[READS])
-        await until(lambda: len(keyed.runtime.config.current().api_keys) == 1)
+        await until(lambda: keyed.runtime.auth.key_count == 2)
         await keyed.finish(job_id)
         assert (await stream.rest())[-1]["event"] == "end"
 

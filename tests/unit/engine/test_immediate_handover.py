@@ -473,6 +473,16 @@ async def test_new_row_wakes_the_pull_bound_to_its_tenant_and_not_one_bound_to_a
     of_globex.cancel()
 
 
+async def test_rows_of_a_service_at_its_cap_do_not_keep_a_push_bus_from_the_rows_of_others() -> None:
+    engine = BlockableEngine(max_unacked=1)
+    for job_id in ("job-1", "job-2", "job-3", "job-4"):
+        await engine.submit(OCR, job_id=job_id)
+    await engine.submit(SIS, job_id="job-5")
+    assert len(await engine.directive_pulls.pull("ocr", 1, 0)) == 1
+    assert await engine.directive_pulls.pull("ocr", 1, 0) == []  # learns that the window is full
+    assert [row.job_id for row in await engine.bus_handover.take_rows(2)] == ["job-5"]
+
+
 async def test_pull_whose_client_disconnected_is_assigned_nothing() -> None:
     engine = BlockableEngine()
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
