@@ -406,3 +406,12 @@ class Story(Acts):
                 return self
             assert self.tick() == Applied(), "due, and nothing to do"
         raise AssertionError("it never settles")
+
+
+def lost_lease() -> tuple[Story, Lease]:
+    """Return a story with its step in the second attempt, and the lease of the first."""
+    story = Story().processing()
+    fenced = story.lease
+    story.tick_when_due()
+    story.next_attempt()
+    return story, fenced
