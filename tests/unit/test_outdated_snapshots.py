@@ -14,15 +14,15 @@ from lucius.usecases.errors import RejectCode, Rejected
 from tests.support.engine import Engine
 
 
-class StaleSnapshotLedger(MemoryLedger):
-    """Answers with a stale snapshot if one was set, unless a fresh one is requested."""
+class OutdatedSnapshotLedger(MemoryLedger):
+    """Answers with an outdated snapshot if one was set, unless a fresh one is requested."""
 
     def __init__(self, tables: MemoryTables, hooks: StoreHooks, blocked_time: BlockedTime) -> None:
         super().__init__(tables, hooks, blocked_time)
-        self.stale: dict[str, JobSnapshot] = {}
+        self.outdated: dict[str, JobSnapshot] = {}
 
     async def load(self, job_id: str, step_ids: Collection[str] = (), fresh: bool = False) -> JobSnapshot | None:
-        old = self.stale.get(job_id)
+        old = self.outdated.get(job_id)
         if old is not None and not fresh:
             return JobSnapshot(old.job, old.protocol, old.steps, old.asked, cached=True)
         return await super().load(job_id, step_ids, fresh)
@@ -30,31 +30,31 @@ class StaleSnapshotLedger(MemoryLedger):
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr("lucius.adapters.ledger.memory.store.MemoryLedger", StaleSnapshotLedger)
+    monkeypatch.setattr("lucius.adapters.ledger.memory.store.MemoryLedger", OutdatedSnapshotLedger)
     return Engine()
 
 
-async def pause_with_stale_snapshot(engine: Engine) -> None:
+async def pause_with_outdated_snapshot(engine: Engine) -> None:
     """Pause the job, and cache its snapshot from before."""
     job_id = await engine.submit(StepSpec(step_id="ocr", step_type="OCR", service="ocr"))
     ledger = engine.ledger
-    assert isinstance(ledger, StaleSnapshotLedger)
+    assert isinstance(ledger, OutdatedSnapshotLedger)
     view = await ledger.load(job_id)
     assert view is not None
     await engine.feed(Pause("me"))
-    ledger.stale[job_id] = view
+    ledger.outdated[job_id] = view
 
 
-async def test_refusal_on_a_stale_snapshot_is_decided_again_on_a_fresh_one(engine: Engine) -> None:
+async def test_refusal_on_an_outdated_snapshot_is_decided_again_on_a_fresh_one(engine: Engine) -> None:
     """In the cached snapshot the job is not paused and can't be resumed."""
-    await pause_with_stale_snapshot(engine)
+    await pause_with_outdated_snapshot(engine)
     decision = await engine.jobs.evaluate("job-1", (Resume("me"),))
     assert isinstance(decision.reply, Applied)
     assert decision.job.paused is None
 
 
-async def test_rejection_raised_on_a_stale_snapshot_is_decided_again(engine: Engine) -> None:
-    await pause_with_stale_snapshot(engine)
+async def test_rejection_raised_on_an_outdated_snapshot_is_decided_again(engine: Engine) -> None:
+    await pause_with_outdated_snapshot(engine)
 
     async def inputs(view: JobSnapshot) -> Sequence[Input]:
         if view.job.paused is None:
@@ -66,7 +66,7 @@ async def test_rejection_raised_on_a_stale_snapshot_is_decided_again(engine: Eng
 
 
 async def test_rejection_raised_on_a_fresh_snapshot_is_final(engine: Engine) -> None:
-    await pause_with_stale_snapshot(engine)
+    await pause_with_outdated_snapshot(engine)
 
     async def inputs(view: JobSnapshot) -> Sequence[Input]:
         raise Rejected(RejectCode.ACT_NOT_APPLICABLE, "never")
