@@ -58,7 +58,7 @@ from lucius.usecases.operations.reviews import Reviews
 from lucius.usecases.queries.backlog import Backlogs
 from lucius.usecases.queries.jobs import Queries
 from lucius.usecases.queries.services import ServiceRegistry
-from lucius.usecases.submit.admission import Admission
+from lucius.usecases.submit.admission_cache import Admission
 from lucius.usecases.submit.limits import LimitDefaults
 from lucius.usecases.submit.ref_policy import RefPolicies
 from lucius.usecases.submit.refs import permits_callback

@@ -16,7 +16,7 @@ from lucius.core.model.decision import Decision
 from lucius.core.model.inputs import Cap
 from lucius.ports.admission import MARK_SECONDS
 from lucius.ports.errors import SettingsError
-from lucius.usecases.submit import admission
+from lucius.usecases.submit import admission_cache
 from tests.integration.api.conftest import Start, write_config
 from tests.support.api import Answer, Api
 from tests.support.redis import RedisServer
@@ -60,14 +60,14 @@ def start_cached(start: Start, server: RedisServer) -> StartWithCache:
 
 @pytest.fixture
 def without_repair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "REPAIR_INTERVAL_SECONDS", NEVER)
+    monkeypatch.setattr(admission_cache, "REPAIR_INTERVAL_SECONDS", NEVER)
 
 
 @pytest.fixture
 def long_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make marks last, so that a mark that ends was removed explicitly."""
     monkeypatch.setattr("lucius.adapters.admission.redis.MARK_SECONDS", NEVER)
-    monkeypatch.setattr(admission, "MARK_SECONDS", NEVER)
+    monkeypatch.setattr(admission_cache, "MARK_SECONDS", NEVER)
 
 
 def client_of(server: RedisServer) -> Any:
@@ -192,7 +192,7 @@ class TestMarkRemoval:
     async def test_wrong_mark_is_removed_by_a_check_of_the_ledger(
         self, start_cached: StartWithCache, server: RedisServer, long_marks: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(admission, "REPAIR_INTERVAL_SECONDS", 0.02)
+        monkeypatch.setattr(admission_cache, "REPAIR_INTERVAL_SECONDS", 0.02)
         api = await start_cached()
         client_of(server).set(MARK, 1)
         (await submit(api, "first")).problem(429, "TENANT_LIMIT")
@@ -202,7 +202,7 @@ class TestMarkRemoval:
     async def test_right_mark_is_kept_after_a_check_of_the_ledger(
         self, start_cached: StartWithCache, server: RedisServer, long_marks: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(admission, "REPAIR_INTERVAL_SECONDS", 0.005)
+        monkeypatch.setattr(admission_cache, "REPAIR_INTERVAL_SECONDS", 0.005)
         api = await start_cached()
         await fill_tenant(api)
         looked = record_counter_reads(api)
@@ -212,8 +212,8 @@ class TestMarkRemoval:
     async def test_counters_are_not_read_while_nothing_is_refused(
         self, start_cached: StartWithCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(admission, "REPAIR_INTERVAL_SECONDS", 0.005)
-        monkeypatch.setattr(admission, "MARK_SECONDS", 0.05)
+        monkeypatch.setattr(admission_cache, "REPAIR_INTERVAL_SECONDS", 0.005)
+        monkeypatch.setattr(admission_cache, "MARK_SECONDS", 0.05)
         api = await start_cached()
         await fill_tenant(api)
         looked = record_counter_reads(api)

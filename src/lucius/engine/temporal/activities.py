@@ -14,7 +14,7 @@ from lucius.core.model.inputs import Cap, Failed, HandedOver, HandOverFailed, Su
 from lucius.core.model.records import ErrorInfo, Instant, Job, Millis, Step
 from lucius.core.model.statuses import StepStatus
 from lucius.engine.outbound.http_attempt import HttpAttempt, failed_by
-from lucius.engine.temporal import claims
+from lucius.engine.temporal import inbox_claims
 from lucius.engine.temporal.downtime_grace import DowntimeGrace
 from lucius.engine.temporal.messages import (
     HandoverRequest,
@@ -143,7 +143,10 @@ class Activities:
 
     @activity.defn(name="record_attempt_lease")
     async def record_attempt_lease(self, projection: Projection) -> ProjectionResult:
-        """Commit a projection with attempts to hand over: they are known before any directive leaves."""
+        """Commit the whole decision as `project` does, if a directive is ready: for a RESULT, that of the next step.
+
+        So the attempt and its lease are known before its directive leaves. Shortcuts then wait here for callbacks.
+        """
         run_id = activity.info().workflow_run_id or ""
         self._shortcuts.before_attempts(run_id, projection)
         result = await self._project(projection, _late_ms())
@@ -210,7 +213,7 @@ class Activities:
 
     async def _claimed(self, claim: InboxMessage) -> bool:
         """Return whether to go on: the claim is new, or one of this process that could not be released."""
-        new = await claims.claim(self._inbox, claim, lambda: self._release(claim))
+        new = await inbox_claims.claim(self._inbox, claim, lambda: self._release(claim))
         ours = claim.message_id in self._unreleased
         self._unreleased.discard(claim.message_id)
         return new or ours

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from lucius.core.model.decision import Applied, Decision, Ignored, JobSnapshot, unchanged
 from lucius.core.model.inputs import Cap, HandedOver
 from lucius.core.model.records import Instant, Millis
-from lucius.engine.temporal.claims import claim
+from lucius.engine.temporal.inbox_claims import claim
 from lucius.engine.temporal.messages import JobMessage, encode_input, make_inbox_message
 from lucius.engine.temporal.shortcuts import SendSignal
 from lucius.ports.clock import Clock

@@ -64,7 +64,10 @@ class TaskShortcuts(Protocol):
 
 
 class NoShortcuts:
-    """Implements both by the plain route: every message arrives by its signal, and the workflow decides about it."""
+    """Implements both by the plain route: callbacks and hand-overs by pulls arrive as signals; the workflow decides.
+
+    Updates, and what the workflow's own activities return, reach it without a signal on either route.
+    """
 
     def preload(self, snapshot: JobSnapshot) -> LoadedJob | None:
         return None

@@ -1,7 +1,7 @@
-"""Broker between decisions and waiting pulls: reserves capacity, and delivers what a committed decision handed over.
+"""Broker between decisions and waiting pulls: reserves capacity, and settles reservations whose commit failed.
 
-It knows nothing of how decisions are made or committed. Whoever decides reserves first, passes the reserved capacity
-to the core as a value, commits, and then calls `deliver` or `abandon`.
+It knows nothing of how decisions are made or committed. The engine reserves first, passes the reserved capacity to the
+core as a value, commits, and then calls `Reservation.deliver`, or `HandoverBroker.abandon` after a failed commit.
 """
 
 import asyncio

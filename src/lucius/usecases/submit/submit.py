@@ -22,7 +22,7 @@ from lucius.usecases.access.auth import Principal
 from lucius.usecases.catalog.catalog import Catalog
 from lucius.usecases.catalog.lifecycle import named
 from lucius.usecases.errors import RejectCode, Rejected
-from lucius.usecases.submit.admission import Admission
+from lucius.usecases.submit.admission_cache import Admission
 from lucius.usecases.submit.canonical import command_value, fingerprint
 from lucius.usecases.submit.envelope import decode_command, find_tenant
 from lucius.usecases.submit.limits import LimitDefaults, ModeChoice, caps, over_limit, resolve_mode

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lucius.adapters.ledger.sqlite.store import SqliteStore, open_sqlite
-from lucius.engine.temporal.claims import claim
+from lucius.engine.temporal.inbox_claims import claim
 from lucius.ports.errors import LedgerFull
 from lucius.ports.inbox import InboxMessage
 
