@@ -272,7 +272,7 @@ class PullRoute:
             raise Rejected(RejectCode.PUSH_BUS, f"directives for {service} are on the bus")
         request = decode(call.body, _decode_pull) if call.body else PullRequest()
         if call.body:
-            refuse_duplicates(call.body)
+            refuse_duplicates(call.body, count_members(_decode_any(call.body)))
         self._services.note_pull(service, *read_sender(call.headers))
         lanes = frozenset(request.lanes) if request.lanes is not None else None
         wait = min(request.wait_seconds, MAX_WAIT_SECONDS)

@@ -109,7 +109,7 @@ async def _stop_background(runtime: ControlPlane, tasks: list[asyncio.Task[None]
         task.cancel()
     runtime.notifier.close()
     if tasks:
-        await asyncio.wait(tasks, timeout=runtime.drain.left())
+        await runtime.drain.unless_at_once(asyncio.wait(tasks, timeout=runtime.drain.left()))
 
 
 @asynccontextmanager

@@ -35,8 +35,9 @@ class FileLook(Generic[T]):
         """Return what the function returns; None if it takes too long. Then the next call waits for the same look."""
         running = self._running
         if running is None:
-            running = self._running = asyncio.get_running_loop().create_future()
+            running = asyncio.get_running_loop().create_future()
             threading.Thread(target=self._work, args=(running,), name=f"lucius-{self._name}", daemon=True).start()
+            self._running = running
         await asyncio.wait({running}, timeout=MAX_LOOK_SECONDS)
         if not running.done():
             if not self._is_late:
@@ -51,8 +52,9 @@ class FileLook(Generic[T]):
         settle: Callable[[], None]
         try:
             settle = partial(running.set_result, self._read())
-        except Exception as error:  # noqa: BLE001 - raised in the waiting task
-            settle = partial(running.set_exception, error)
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting task
+            failure = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+            settle = partial(running.set_exception, failure)
         with suppress(RuntimeError):  # the loop is closed: the process is ending
             running.get_loop().call_soon_threadsafe(settle)
 
@@ -81,7 +83,10 @@ class Reloader:
             await self._reload_protocols()
             return
         self._next_at = loop.time() + self._interval()
-        await asyncio.gather(self._reload_protocols(), self._reload_config(), self._reload_ref_defaults())
+        reloads = (self._reload_protocols(), self._reload_config(), self._reload_ref_defaults())
+        for failure in await asyncio.gather(*reloads, return_exceptions=True):
+            if failure is not None:
+                raise failure
 
     def _interval(self) -> float:
         liveness = self._runtime.store.liveness

@@ -11,7 +11,7 @@ import typer
 
 from lucius.cli import render
 from lucius.cli.connection import GlobalOptions
-from lucius.cli.durations import parse_duration
+from lucius.cli.durations import AGE_UNITS_MS, parse_duration
 from lucius.cli.errors import Misused, Unsuccessful, run
 from lucius.cli.job_ids import MAX_CANDIDATES, id_prefix, only_id
 from lucius.cli.jobs import JobId
@@ -124,7 +124,7 @@ def show(ctx: typer.Context, job: JobId, archive: ArchiveDir = None, data_dir: D
 
 def _minimum_age_ms(text: str) -> int:
     """Parse `--older-than`, whose unit must be given: the command deletes. Raises Misused."""
-    age_ms = parse_duration(text)
+    age_ms = parse_duration(text, AGE_UNITS_MS)
     if age_ms is None:
         raise Misused(f"--older-than must be a number with s, m, h, d or w, for example 30d, not {text!r}")
     return age_ms

@@ -189,7 +189,7 @@ def asked_of(pauses: OptionValues, resumes: OptionValues, cancels: OptionValues)
 
 def millis(option: str, text: str) -> Millis:
     """Parse seconds, or a number with a unit: 90, 1.5s, 10m, 2h, 7d. Raises Misused."""
-    found = parse_duration(text, default_unit="s")
+    found = parse_duration(text.lower(), default_unit="s")
     if found is None:
         raise Misused(f"{option} {text}: must be seconds, or a number with ms, s, m, h or d")
     return found

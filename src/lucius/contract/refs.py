@@ -34,6 +34,7 @@ _LABELS = r"(?=[A-Za-z0-9])[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*(?<=[A-Z
 _HOST = re.compile(rf"({_LABELS}|\[[0-9A-Fa-f:.]+\])(?::([0-9]{{1,5}}))?")
 _MAX_HOST_CHARS = 253
 _MAX_PORT = 65_535
+_MAY_BE_DOT_SEGMENT = re.compile(r"(?:^|[/\\])\s*\.")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]|%[01][0-9A-Fa-f]|%7[Ff]")
 _SIGNED = re.compile(
     r"""(?:^|[&;?\s])(?:
@@ -196,7 +197,7 @@ def _check_file_form(authority: str | None, path: str) -> str | None:
 
 def _check_path(path: str) -> str | None:
     """Refuse dot segments: services resolve them after this check, which could lead outside the permitted place."""
-    if "." not in path and "%" not in path:
+    if "%" not in path and not _MAY_BE_DOT_SEGMENT.search(path):
         return None
     plain = unquote(path)
     if "%" in plain:  # encoded twice: services differ in how they decode it

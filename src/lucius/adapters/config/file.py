@@ -101,7 +101,7 @@ class ConfigFile:
             self._report(problem)
             self._seen = None  # look again, even if only the reading failed
             return False
-        return self._apply(path, content, is_settled=is_same_file and content == awaited)
+        return self._apply(path, content, is_settled=content == awaited)
 
     def _apply(self, path: Path, content: bytes, *, is_settled: bool) -> bool:
         try:

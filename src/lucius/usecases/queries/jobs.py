@@ -139,28 +139,32 @@ class Queries:
         if where.tenants is None and not who.every_tenant:
             where = replace(where, tenants=who.tenants)
         windows, asked = await self._windows(), where.blocked_on
+        is_wanted: Callable[[Job], bool] | None = None
         if asked is BlockedReason.DISPATCH_WINDOW:
             where = replace(where, blocked_on=BlockedReason.HANDOVER, blocked_services=windows.closed_for_some())
+            is_wanted = partial(_is_shut_out, windows)
         elif asked is BlockedReason.HANDOVER:
             where = replace(where, except_services=windows.closed_for_all())
-        found, cursor = await self._page(where, limit, cursor, partial(_is_blocked_as_asked, asked, windows))
+            is_wanted = partial(_is_admitted, windows)
+        found, cursor = await self._page(where, limit, cursor, is_wanted)
         explainer = await self._explainer(found, who, windows)
         views = await asyncio.gather(*(self._ledger.load(job.job_id, fresh=True) for job in found))
         return [job_summary(view, explainer) for view in views if view is not None], cursor
 
     async def _page(
-        self, where: JobFilter, limit: int, cursor: str | None, is_wanted: Callable[[Job], bool]
+        self, where: JobFilter, limit: int, cursor: str | None, is_wanted: Callable[[Job], bool] | None
     ) -> tuple[list[Job], str | None]:
-        """Read pages until one has a wanted job, but not endlessly: the last may be empty and have a cursor."""
+        """Read one page; with `is_wanted`, go on until a page has a wanted job, for at most MAX_PAGES pages."""
         found: list[Job] = []
         for _ in range(MAX_PAGES):
             try:
                 page = await self._jobs.jobs(where, limit, cursor)
             except ValueError as error:
                 raise Rejected(RejectCode.INVALID_CURSOR, str(error)) from None
-            found, cursor = [job for job in page.jobs if is_wanted(job)], page.next_cursor
-            if found or cursor is None:
+            found, cursor = list(filter(is_wanted, page.jobs)) if is_wanted else page.jobs, page.next_cursor
+            if found or cursor is None or is_wanted is None:
                 break
+            await asyncio.sleep(0)  # a store may read without yielding
         return found, cursor
 
     async def steps(self, job_id: str, who: Principal) -> list[StepWithAttempts]:
@@ -250,17 +254,14 @@ class Queries:
         return DispatchWindows(await self._jobs.counters(UNACKED), self._max_unacked)
 
 
-def _is_blocked_as_asked(asked: BlockedReason | None, windows: DispatchWindows, job: Job) -> bool:
-    """Return False for a job of the page that waits for its hand-over, but for another reason than `asked`."""
-    if asked not in (BlockedReason.DISPATCH_WINDOW, BlockedReason.HANDOVER):
-        return True
-    return _is_shut_out(job, windows) is (asked is BlockedReason.DISPATCH_WINDOW)
-
-
-def _is_shut_out(job: Job, windows: DispatchWindows) -> bool:
+def _is_shut_out(windows: DispatchWindows, job: Job) -> bool:
     """Return True if a job that waits for its hand-over waits for the dispatch window."""
     service = job.blocked.service if job.blocked is not None else None
     return service is not None and windows.is_closed(service, job.tenant_id)
+
+
+def _is_admitted(windows: DispatchWindows, job: Job) -> bool:
+    return not _is_shut_out(windows, job)
 
 
 def _seen(view: JobSnapshot | None, job_id: str, who: Principal) -> JobSnapshot:

@@ -8,6 +8,7 @@ from lucius.contract import ClientCallbackUrls, Fault
 from lucius.contract.refs import (
     DEFAULT_PORTS,
     URI,
+    Ref,
     Use,
     check_characters,
     find_form_faults,
@@ -29,18 +30,18 @@ def check_refs(input_ref: str, output_ref: str, policy: Sequence[NamedRules]) ->
 def check_ref(pointer: str, ref: str, use: Use, policy: Sequence[NamedRules]) -> list[Fault]:
     """Return the faults of one ref, each with the setting that would permit it. The deployment's rules come first."""
     messages = find_form_faults(ref, use)
-    if parse_ref(ref) is None or check_characters(ref):
+    found = parse_ref(ref)
+    if found is None or check_characters(ref):
         return [Fault(pointer, message) for message in messages]
     for named in policy:
         messages += find_policy_faults(ref, use, named.rules, named.setting)
-    messages += _find_private_host(ref, use, policy)
+    messages += _find_private_host(found, use, policy)
     return [Fault(pointer, message) for message in dict.fromkeys(messages)]
 
 
-def _find_private_host(ref: str, use: Use, policy: Sequence[NamedRules]) -> list[str]:
+def _find_private_host(found: Ref, use: Use, policy: Sequence[NamedRules]) -> list[str]:
     """Refuse an input at an address that services don't connect to, unless the deployment's rules list hosts."""
-    found = parse_ref(ref)
-    if use != "input" or found is None or found.scheme != "https" or not is_private_host(found.authority):
+    if use != "input" or found.scheme != "https" or not is_private_host(found.authority):
         return []
     unlisted = [named.setting for named in policy[:1] if named.rules.hosts is None]
     return [f"{found.authority} is not a public address ({_permits(f'{setting}.hosts')})" for setting in unlisted]

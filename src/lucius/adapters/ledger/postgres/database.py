@@ -24,8 +24,8 @@ CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 120.0  # opening a connection costs as much as many queries
 COMMAND_SECONDS = 30.0
 READ_RETRY_SECONDS = 5.0
-MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.01, 0.5
 """How long reads are retried while the server restarts, before LedgerDown is raised."""
+MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.01, 0.5
 
 MAX_SCHEMA_NAME_BYTES = 48  # PostgreSQL truncates longer names, also those derived from this one
 APPLICATION_NAME = "lucius"
