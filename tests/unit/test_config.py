@@ -490,6 +490,17 @@ def test_new_section_that_is_half_written_never_permits_more_than_the_whole(
     assert source.current() == read_config_text(tmp_path, written)
 
 
+def test_file_that_is_rewritten_unchanged_before_each_look_is_in_force_at_the_second(tmp_path: Path) -> None:
+    path = tmp_path / "lucius.yaml"
+    write(path, "{}")
+    source = ConfigFile(path)
+    changed = "limits: {tenant_max_inflight: 5}"
+    write(path, changed)
+    assert not source.refresh()
+    write(path, changed)
+    assert source.refresh()
+
+
 def test_second_look_must_find_the_same_content(tmp_path: Path) -> None:
     file = tmp_path / "lucius.yaml"
     write(file, EDITED)

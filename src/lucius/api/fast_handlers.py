@@ -337,8 +337,12 @@ def _wait(query: bytes) -> float:
     """Return the seconds of `?wait=SECONDS`, cut to MAX_WAIT_SECONDS; 0 without it. Raises Rejected."""
     if not query:
         return 0.0
-    given = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("wait")
-    if given is None:
+    name, _, value = query.partition(b"=")
+    if name == b"wait" and value.isdigit():
+        given = [value.decode("latin-1")]
+    else:
+        given = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("wait", [])
+    if not given:
         return 0.0
     try:
         seconds = float(given[-1])

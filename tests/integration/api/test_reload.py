@@ -273,3 +273,35 @@ async def test_name_and_current_target_of_linked_files_are_files_of_lucius(
             )
 
         await eventually(refused)
+
+
+class Panic(BaseException):
+    """Raised by extension modules, past every `except Exception`."""
+
+
+async def test_look_that_ends_by_a_base_exception_fails_once_and_the_next_one_reads_again() -> None:
+    outcomes: list[BaseException | None] = [Panic("in a parser"), None]
+
+    def read() -> str:
+        failure = outcomes.pop(0)
+        if failure is not None:
+            raise failure
+        return "content"
+
+    look = reload.FileLook("test", read)
+    with pytest.raises(RuntimeError, match="Panic: in a parser"):
+        await look.result()
+    assert await look.result() == "content"
+
+
+async def test_look_without_a_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = reload.FileLook("test", lambda: "content")
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await look.result()
+    assert await look.result() == "content"
