@@ -154,12 +154,13 @@ class CallbackRoutes:
         items = await cut_items(call.body, "callbacks", limits)
         sender = read_sender(call.headers)
         outcomes: list[Any] = [None] * len(items)
+        verified_tokens: dict[str, Claims] = {}
         by_step: dict[tuple[str, str], list[tuple[int, CallbackInput]]] = {}
         for i, item in enumerate(items):
             if len(call.body) > MAX_TURN_BYTES:
                 await asyncio.sleep(0)
             try:
-                verified = await self._read(item, limits, sender)
+                verified = await self._read(item, limits, sender, verified_tokens)
             except (Rejected, LedgerError) as refusal:
                 outcomes[i] = refusal
             else:
@@ -169,15 +170,19 @@ class CallbackRoutes:
         )
         return 200, _encode_outcomes(outcomes, 200, self._count_refusal), (JSON,)
 
-    async def _read(self, item: bytes, limits: BatchLimits, sender: Sender) -> VerifiedCallback:
-        """Verify the token of a callback and only then decode the rest. Raises Rejected."""
+    async def _read(
+        self, item: bytes, limits: BatchLimits, sender: Sender, verified_tokens: dict[str, Claims]
+    ) -> VerifiedCallback:
+        """Verify the token of a callback, once in a batch, and only then decode the rest. Raises Rejected."""
         if len(item) > limits.max_item_bytes:
             await self._fail_oversized(item, sender)
             require_item_size(item, limits)
         kind, token = read_head(item)
         if not token:
             raise Rejected(RejectCode.INVALID_CALLBACK_TOKEN, "callback_token is missing")
-        claims = self._callbacks.verify(token)
+        claims = verified_tokens.get(token)
+        if claims is None:
+            claims = verified_tokens[token] = self._callbacks.verify(token)
         if kind not in ("ack", "heartbeat", "result"):
             raise Rejected(RejectCode.INVALID_CALLBACK, "type must be ack, heartbeat or result")
         return await self._callbacks.parse(kind, decode_item(item), claims)
@@ -273,7 +278,8 @@ class PullRoute:
         request = decode(call.body, _decode_pull) if call.body else PullRequest()
         if call.body:
             refuse_duplicates(call.body, count_members(_decode_any(call.body)))
-        self._services.note_pull(service, *read_sender(call.headers))
+        sender = read_sender(call.headers)
+        self._services.note_pull(service, *sender)
         lanes = frozenset(request.lanes) if request.lanes is not None else None
         wait = min(request.wait_seconds, MAX_WAIT_SECONDS)
         principal: Principal = call.caller
@@ -294,7 +300,7 @@ class PullRoute:
         if not directives:
             self._auth.require_current(principal)
         if wait:
-            self._services.note_pull(service, *read_sender(call.headers))
+            self._services.note_pull(service, *sender)
         return 200, encode_json(PullAnswer(directives)), (JSON,)
 
 

@@ -28,7 +28,8 @@ NO_BLOB_PATH = "a blob reference needs a path after its container: write blob://
 
 # Outline of RFC 3986; _CHARACTERS checks the characters of each part.
 URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?", re.DOTALL)
-_CHARACTERS = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*")
+_UNENCODED = r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]*+"
+_CHARACTERS = re.compile(rf"{_UNENCODED}(?:%[0-9A-Fa-f]{{2}}{_UNENCODED})*+")
 # DNS labels: a resolver may raise its own exceptions for empty or overlong ones.
 _LABELS = r"(?=[A-Za-z0-9])[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*(?<=[A-Za-z0-9])"
 _HOST = re.compile(rf"({_LABELS}|\[[0-9A-Fa-f:.]+\])(?::([0-9]{{1,5}}))?")
