@@ -168,9 +168,9 @@ def test_output_that_is_not_at_or_below_the_output_ref_is_not_read(
     assert "not at or below the job's output_ref" in " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize("told", ["blob://out/acme/j-1-output", "{w}/step/1/a%20b", "blob://work/step/1/a%20b"])
+@pytest.mark.parametrize("told", ["blob://out/acme/j-1-output", "{w}/step/1/a%20b", "blob://artifacts/step/1/a%20b"])
 def test_output_below_the_output_ref_or_in_the_own_workspace_is_read(stub: Stub, tmp_path: Path, told: str) -> None:
-    workspace = tmp_path / "work"
+    workspace = tmp_path / "artifacts"
     for path in (tmp_path / "out/acme/j-1-output", workspace / "step/1/a b"):
         path.parent.mkdir(parents=True)
         path.write_text("made")

@@ -91,7 +91,7 @@ class SqliteLedger:
             # Waiting again for each would only block the loop longer; and a refusal because of another decision
             # of this group would name a commit that never happened.
             return [error] * len(decisions)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one decision must not fail the others
+        except Exception as error:  # noqa: BLE001 - a faulty decision must not fail the others
             if len(decisions) == 1:
                 return [error]
             # Try all again, also the refused: the decision they conflicted with may be the one that fails.
